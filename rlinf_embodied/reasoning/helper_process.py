@@ -45,6 +45,11 @@ class HelperProcess:
             self.close()  # its next reply would be to the question that was interrupted
             raise
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None where none runs."""
+        return None if self._process is None else self._process.pid
+
     def close(self) -> None:
         """Ends the process; the next question starts another one."""
         if self._process is not None:
@@ -72,7 +77,9 @@ class HelperProcess:
                     f"the {self._name}'s process ended with status {status}: what it wrote above says why; install "
                     "what is missing"
                 )
-            _LOG.warning("a %s process ended with status %s (%d. time at this question)", self._name, status, number + 1)
+            _LOG.warning(
+                "a %s process ended with status %s (%d. time at this question)", self._name, status, number + 1
+            )
         return None
 
     def _started(self) -> subprocess.Popen[bytes]:

@@ -53,7 +53,7 @@ class Sandbox:
     A server is started once and serves further programs; it ends with its owner.
     """
 
-    def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, limits: Limits = Limits()) -> None:
         """Starts a server and tries it.
 
         Raises:
@@ -81,8 +81,8 @@ class Sandbox:
         found = {"stdout": "", "stderr": "", "status": "signal 9"} if reply is None else json.loads(reply)
         if refused := found.get("refused"):
             raise ConfigError(
-                f"programs of a model cannot be isolated on this machine ({refused}), so none is run: use Linux 5.14 or "
-                "newer on x86-64 or ARM and allow user namespaces (sysctl user.max_user_namespaces=10000; on Debian "
+                f"programs of a model cannot be isolated on this machine ({refused}), so none is run: use Linux 5.14 "
+                "or newer on x86-64 or ARM and allow user namespaces (sysctl user.max_user_namespaces=10000; on Debian "
                 "kernel.unprivileged_userns_clone=1; on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0), in a "
                 "container also by `docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined`"
             )

@@ -5,12 +5,13 @@
        +- init      process 1 of the program's process namespace; when it is killed, the kernel kills all the others
        +- program   without capabilities and dangerous system calls, with a /tmp that ends with it
 
-A line of JSON in is a program, a line out its Result.  Each process is a fork of the one above, so that a program starts
-in a warm interpreter.  Its namespaces have no /proc, and hide the server, the watcher and every other process.
+A line of JSON in is a program, a line out its Result.  Each process is a fork of the one above, so that a program
+starts in a warm interpreter.  Its namespaces have no /proc, and hide the server, the watcher and all other processes.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -24,14 +25,15 @@ import select
 import signal
 import struct
 import sys
+import threading
 import time
 import traceback
 import types
 from collections.abc import Iterator
 
 _WARM = "bisect collections copy dataclasses datetime decimal fractions functools heapq itertools operator random re "
-_WARM += "statistics string threading typing"  # what programs import most
-_POLL_S = 0.02  # between two looks at a program's processor time and memory
+_WARM += "statistics string typing"  # what programs import most
+_POLL_S = 0.05  # between two looks at a program's processor time and memory
 _NOBODY = 65534
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -51,7 +53,7 @@ _ALLOW, _KILL, _FAIL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x50000, 1, 38
 
 def main() -> types.CodeType | None:
     """Serves until the other side closes the pipe; returns in a program's process, with what it is to execute."""
-    requests, refusal = open(0, "rb", closefd=False), None
+    requests, refusal = os.fdopen(0, "rb", closefd=False), None
     for name in _WARM.split():
         importlib.import_module(name)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
@@ -186,7 +188,7 @@ def _until_over(
     proc: int, program: int, limits: dict[str, float], deadline_s: float, outputs: dict[int, bytearray]
 ) -> str:
     """Returns the name of the limit that a program has reached; an empty text where it ended by itself."""
-    poll, ended, next_s = select.poll(), os.pidfd_open(program), 0.0
+    poll, ended, next_s = select.poll(), os.pidfd_open(program), time.monotonic() + _POLL_S
     for descriptor, events in ((0, 0), (ended, select.POLLIN), *((read, select.POLLIN) for read in outputs)):
         poll.register(descriptor, events)
     while True:
@@ -260,7 +262,12 @@ def _filter(machine: int, clone: int, *refused: int) -> bytes:
     """Returns the seccomp program that lets these calls fail, and every one that makes a namespace."""
     load, equal, at_least, any_bit, end = 0x20, 0x15, 0x35, 0x45, 0x06
     steps = [(load, 0, 0, 4), (equal, 1, 0, machine), (end, 0, 0, _KILL), (load, 0, 0, 0)]
-    steps += [(at_least, 0, 1, _X32), (end, 0, 0, _FAIL | _ENOSYS), (equal, 0, 1, _CLONE3), (end, 0, 0, _FAIL | _ENOSYS)]
+    steps += [
+        (at_least, 0, 1, _X32),
+        (end, 0, 0, _FAIL | _ENOSYS),
+        (equal, 0, 1, _CLONE3),
+        (end, 0, 0, _FAIL | _ENOSYS),
+    ]
     for number in (*refused, *_EVERYWHERE):
         steps += [(equal, 0, 1, number), (end, 0, 0, _FAIL | _EPERM)]
     steps += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 0, 1, _ANY_NEW), (end, 0, 0, _FAIL | _EPERM)]
@@ -275,3 +282,8 @@ def _show(kind: type[BaseException], error: BaseException, trace: types.Tracebac
 
 if __name__ == "__main__" and (program := main()) is not None:
     exec(program, sys.modules["__main__"].__dict__)
+    if threading.active_count() == 1:  # otherwise, and after an error, Python ends as usual, which takes longer
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
