@@ -222,7 +222,7 @@ def _trained(
             others = [session for other, session in sessions.items() if other != name]
             steps = iterations(job, executor, (before + count) * (1 + warmup))
             arms[name] = partial(timed_iteration, steps, others, warmup)
-        found = alternate(arms, count, warm_up=before, said=lambda *_: None)
+        found = alternate(arms, count, warm_up=before, quiet=True)
         return {
             name: outcome(simulate(plan, pricer), plan, found[name], digest_of(executors[name]))
             for name, plan in plans.items()
@@ -321,4 +321,4 @@ def report(results: Mapping[str, Outcomes], known: Mapping[str, Any]) -> Report:
 BENCHMARK = Benchmark("auto", Options, measure, takes_overrides=True)
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    BENCHMARK.main()

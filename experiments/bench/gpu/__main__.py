@@ -15,7 +15,6 @@ python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=physics,same,.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import tempfile
 import time
 import traceback
@@ -203,4 +202,4 @@ def measure(run: Run[Options]) -> Report:
 BENCHMARK = Benchmark("gpu", Options, measure, takes_overrides=True, one_thread=False)
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    BENCHMARK.main()

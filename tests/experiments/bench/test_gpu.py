@@ -27,14 +27,17 @@ TOY = Work(
 
 def test_a_gpu_is_needed_and_a_broken_check_does_not_hide_the_others_and_shows_in_the_exit_code(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu.BENCHMARK.main([]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        gpu.BENCHMARK.main([])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setitem(gpu.CHECKS, "physics", lambda config: {}["nothing"])
     monkeypatch.setitem(gpu.CHECKS, "same", lambda config: {"seconds": 1.0})
-    assert gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}", "only=physics,same"]) == 1
+    with pytest.raises(SystemExit, match="1"):
+        gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}", "only=physics,same"])
     results = json.loads((tmp_path / "gpu.json").read_text())["results"]
     assert results == {"physics": {"failed": "KeyError: 'nothing'"}, "same": {"seconds": 1.0}}
-    assert gpu.BENCHMARK.main(["only=phisics"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        gpu.BENCHMARK.main(["only=phisics"])
 
 
 def test_the_toy_training_begins_on_policy_and_weights_are_compared():
@@ -65,7 +68,8 @@ def test_an_openvla_of_toy_size_is_measured_on_an_accelerator() -> None:
 
 @pytest.mark.gpu
 def test_every_check_passes_on_a_gpu(tmp_path):
-    assert gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}"]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}"])
     results = json.loads((tmp_path / "gpu.json").read_text())["results"]
     assert results["same"]["max_abs_weight_difference"] < 1e-2
     assert results["same"]["cpu_initial_log_ratio"] <= 1e-5
