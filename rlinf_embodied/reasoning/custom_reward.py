@@ -68,7 +68,7 @@ class CustomReward:
 
     def weighted(self, rewards: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns their weighted sum, float32 [B]."""
-        return sum(weight * rewards[name] for name, weight in self._weights.items()).astype(np.float32)
+        return np.asarray(sum(weight * rewards[name] for name, weight in self._weights.items()), np.float32)
 
     async def _gathered(self, calls: Sequence[_Rows]) -> list[list[dict[str, float]]]:
         at_once = asyncio.Semaphore(self._concurrency)
