@@ -181,19 +181,16 @@ class CausalLM:
     def _log_probs(
         self, batch: TokenBatch, temperature: float, with_entropy: bool, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        vocabulary, mask = self.model.config.get_text_config().vocab_size, batch.mask
+        vocabulary, mask, packs = self.model.config.get_text_config().vocab_size, batch.mask, self.packs
+        hidden = self._trunk(**(packed_row(batch) if packs else {"input_ids": batch.tokens[:, :-1]}))
+        start = int(batch.prompt_lengths.min()) - 1
+        if not packs and (hidden.shape[1] - start) * len(mask) * vocabulary <= _LARGEST_LOGITS:
+            return self._table_log_probs(hidden[:, start:], batch, temperature, with_entropy, entropy_gradient)
         rows, number = mask.nonzero(as_tuple=True)  # of each token of the completions
         places = batch.prompt_lengths[rows] - 1 + number  # of the token before it, which predicts it
+        starts = batch.lengths.cumsum(0) - batch.lengths
+        hidden = hidden[0, starts[rows] + places] if packs else hidden[rows, places]
         targets = batch.tokens[rows, places + 1]
-        if self.packs:
-            starts = batch.lengths.cumsum(0) - batch.lengths
-            hidden = self._trunk(**packed_row(batch))[0, starts[rows] + places]
-        else:
-            start = int(batch.prompt_lengths.min()) - 1
-            hidden = self._trunk(input_ids=batch.tokens[:, :-1])
-            if (hidden.shape[1] - start) * len(mask) * vocabulary <= _LARGEST_LOGITS:
-                return self._table_log_probs(hidden[:, start:], batch, temperature, with_entropy, entropy_gradient)
-            hidden = hidden[rows, places]
         options = (temperature, max(1, _LARGEST_LOGITS // vocabulary), with_entropy, entropy_gradient)
         head = lambda states: self._masked(self._head(states))  # noqa: E731
         log_probs, entropy = chunked_log_probs_and_entropy(head, hidden, targets, *options)

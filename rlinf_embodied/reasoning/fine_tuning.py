@@ -55,8 +55,8 @@ def fine_tuning_workflow(config: MathConfig, policy_folder: str) -> Workflow:
 
 def fine_tuning_of(config: MathConfig) -> MathConfig:
     """Returns the run of supervised fine-tuning that is the warm start."""
-    # adapters of random weights would learn little
-    policy = replace(config.policy, lora=LoraSettings(rank=0), precision=Precision.float32)
+    # adapters of random weights would learn little; packed rows would have other last bits
+    policy = replace(config.policy, lora=LoraSettings(rank=0), precision=Precision.float32, packing=False)
     run = replace(config.run, num_iterations=config.warm_start.num_iterations)
     return replace(config, policy=policy, algorithm=config.warm_start, run=run)
 

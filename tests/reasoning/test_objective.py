@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from math_runs import TWO_STEPS, tiny_math
+from runs import learned
 from torch import Tensor
 
 from policies.causal_lm import CausalLM
@@ -18,7 +20,9 @@ from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.learning import balance
 from rlinf_embodied.learning.gradients import block_sums
+from rlinf_embodied.reasoning import actor_stage
 from rlinf_embodied.reasoning.batch import (
     Completions,
     Group,
@@ -269,3 +273,16 @@ def test_every_row_is_packed_once_within_the_budget(lengths, budget):
 def test_a_sequence_longer_than_the_budget_is_named():
     with pytest.raises(ConfigError, match=r"tokens_per_microbatch is 40, but sequence 1 has 41"):
         dynamic_batches([3, 41], 40)
+
+
+# ------------------------------------------------------------------------------------------------------------ balance
+@pytest.mark.parametrize("overrides", [[], ["algorithm.kl_coef=0.1", "policy.lora.rank=4", *TWO_STEPS]])
+def test_workers_with_more_tokens_hand_blocks_on_and_no_bit_changes(monkeypatch, overrides):
+    seen = []
+    monkeypatch.setattr(balance, "_CLOSE_ENOUGH", 1.0)
+    monkeypatch.setattr(actor_stage, "moved", lambda *asked: seen.append(asked[2]) or balance.moved(*asked))
+    config = tiny_math("algorithm.drop_zero_variance_groups=false", *overrides)
+    one, two = (learned(config, number) for number in (1, 2))
+    assert len(seen) == 2
+    assert set(seen[0]) == {0, 1}
+    assert one == two
