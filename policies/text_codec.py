@@ -103,6 +103,40 @@ class TextCodec:
             raise ConfigError(f"the prompt {text!r} has no tokens: a prompt has at least one; correct the data")
         return tokens
 
+    def encode_tool_answer(self, text: str) -> list[int]:
+        """Returns the tokens of what a tool says after a turn, up to the model's next turn.
+
+        They are what the chat template writes for a tool's message after any turn: what was said before stays as it
+        is, also where the template would shorten it when it writes the whole chat again.  Without a template: the text.
+
+        Raises:
+            ConfigError: see `encode`; the template refuses a tool's message.
+        """
+        if self.tokenizer.chat_template is None:
+            return self.encode_answer(text)
+        said = [*self._system, {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+        try:
+            before, after = (
+                str(
+                    self.tokenizer.apply_chat_template(
+                        chat, tokenize=False, add_generation_prompt=more, **self._template_args
+                    )
+                )
+                for chat, more in ((said, False), ([*said, {"role": "tool", "content": text}], True))
+            )
+        except TemplateError as error:
+            raise ConfigError(
+                f"the tokenizer's chat template refuses a tool's message ({error}): change chat_template in the model "
+                "folder (policy.folder), use another model, or set tool.max_turns=1"
+            ) from error
+        if not after.startswith(before):
+            raise ConfigError(
+                "the tokenizer's chat template writes a turn differently when a tool's message follows it: change "
+                "chat_template in the model folder (policy.folder), use another model, or set tool.max_turns=1"
+            )
+        ending = before.rpartition(str(self.tokenizer.eos_token))[2] if self.tokenizer.eos_token in before else ""
+        return self._tokens(ending + after[len(before) :], add_special_tokens=False)
+
     def encode_answer(self, text: str) -> list[int]:
         """Returns the tokens of an answer, without one that ends it; raises as `encode`."""
         return self._tokens(text, add_special_tokens=False)

@@ -44,5 +44,6 @@ from rlinf_embodied.config.reasoning import (
     ReasoningAlgorithmConfig,
     ReasoningName,
     RewardConfig,
+    ToolConfig,
 )
 from rlinf_embodied.config.run import EvalConfig, Exactness, RunConfig

@@ -18,6 +18,7 @@ from rlinf_embodied.config.reasoning import (
     LanguageWarmStartConfig,
     ReasoningAlgorithmConfig,
     RewardConfig,
+    ToolConfig,
     largest,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
@@ -190,6 +191,7 @@ class MathConfig(TrainingConfig):
     policy: LanguagePolicyConfig
     algorithm: LanguageAlgorithmConfig
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+    tool: ToolConfig = field(default_factory=ToolConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     warm_start: LanguageWarmStartConfig = field(default_factory=LanguageWarmStartConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
@@ -283,6 +285,7 @@ class EvaluateAnswersConfig:
     policy: LanguagePolicyConfig
     generation: GenerationConfig
     reward: RewardConfig
+    tool: ToolConfig = field(default_factory=ToolConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
     run: RunConfig = field(default_factory=RunConfig)

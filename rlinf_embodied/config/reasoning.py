@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class GenerationConfig:
     """How completions are sampled, and in which portions."""
 
-    max_new_tokens: int = 52  # of generated problems; with data.prompt_template=natural 512 (train_llm_math.yaml)
+    max_new_tokens: int = 52  # of all turns, with what a tool says; of generated problems; with data.prompt_template=natural 512 (train_llm_math.yaml)
     temperature: float = 1.0  # of sampling, and of the log-probs alike
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
     rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker
@@ -28,6 +28,23 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "generation", "max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs", low=1)
         require_numbers(self, "generation", "temperature", low=0, above=True)  # evaluation is greedy by itself
+
+
+@dataclass(kw_only=True, slots=True)
+class ToolConfig:
+    """What answers the model's turns, if anything does; see reasoning/episodes.py."""
+
+    _target_: str | None = None  # dotted path of (text, problem) -> str | None; None: a completion is one turn
+    max_turns: int = 4  # of the model; an episode is over when the tool returns None, and at the last turn
+    waits: bool = False  # it waits and hardly computes: the stage may run without a core (cluster.waiting_devices)
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "tool", "max_turns", low=1)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of an episode, at most."""
+        return 1 if self._target_ is None else self.max_turns
 
 
 @dataclass(kw_only=True, slots=True)
@@ -186,6 +203,7 @@ class LanguageSFTConfig(LanguageAlgorithmConfig):
 
     num_examples: int = 20000  # of generated problems; files and sources with an end have no more than their rows
     chain_of_thought_share: float = 0.45  # of the examples, with their steps; the others are direct answers
+    tool_share: float = 0.0  # of the examples, with their steps as calls of tool._target_, one in each turn
     num_held_out: int = 256  # test problems, whose loss is reported; 0: none
     steps: int = 1200
     steps_per_iteration: int = 50
@@ -202,6 +220,7 @@ class LanguageSFTConfig(LanguageAlgorithmConfig):
         require_numbers(self, path, "num_examples", "steps", "steps_per_iteration", "batch_size", low=1)
         require_numbers(self, path, "num_held_out")
         require_numbers(self, path, "chain_of_thought_share", high=1)
+        require_numbers(self, path, "tool_share", high=1 - self.chain_of_thought_share)
         even, rule = self.batch_size % 2 == 0, "a batch is a slice of each of 2 blocks of examples"
         require(even, f"{path}.batch_size", self.batch_size, rule, "use an even number")
         number, rule = self.num_examples, f"there are fewer than in a batch ({path}.batch_size={self.batch_size})"

@@ -36,15 +36,18 @@ class TokenBatch:
     tokens: Tensor  # int64 [B, L]
     prompt_lengths: Tensor  # int64 [B], at least 1
     lengths: Tensor  # int64 [B], prompt and completion
+    given: Tensor | None = None  # bool [B, R], where a completion's token was given instead of sampled; None: nowhere
 
     @property
     def mask(self) -> Tensor:
-        """Where [B, R] holds a token of a completion, bool."""
+        """Where [B, R] holds a sampled token of a completion, bool."""
         counts = self.lengths - self.prompt_lengths
-        return torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
+        inside = torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
+        return inside if self.given is None else inside & ~self.given
 
     def to(self, device: str) -> TokenBatch:
-        return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))
+        given = None if self.given is None else self.given.to(device)
+        return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device), given)
 
 
 @runtime_checkable
@@ -99,6 +102,14 @@ class PromptCodec(Protocol):
         """Returns the tokens of a prompt, in the model's chat template where it has one."""
         ...
 
+    def encode_tool_answer(self, text: str) -> list[int]:
+        """Returns the tokens between a turn that the model has ended and its next one: what a tool says."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens, special ones left out."""
+        ...
+
 
 @runtime_checkable
 class LanguagePolicy(Protocol):
@@ -117,6 +128,10 @@ class LanguagePolicy(Protocol):
 
     def encode_completion(self, text: str) -> list[int]:
         """Returns the tokens of an answer, end of sequence included (for supervised training)."""
+        ...
+
+    def encode_tool_answer(self, text: str) -> list[int]:
+        """Returns the tokens between a turn that the model has ended and its next one: what a tool says."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:

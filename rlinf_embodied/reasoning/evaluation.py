@@ -20,9 +20,17 @@ from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.reasoning.batch import GenerationBlock, GenerationReport, Sample, ScoredGroup, in_order
-from rlinf_embodied.reasoning.generation import Decoding
-from rlinf_embodied.reasoning.generation_stage import LanguageStage, generation_report
+from rlinf_embodied.reasoning.batch import (
+    GenerationBlock,
+    GenerationReport,
+    Sample,
+    ScoredGroup,
+    Sequences,
+    generation_report,
+    in_order,
+)
+from rlinf_embodied.reasoning.episodes import Episodes, run_episodes, tool_of
+from rlinf_embodied.reasoning.generation_stage import LanguageStage
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
 from rlinf_embodied.reasoning.reward_stage import Verifier, reward_function, scored
@@ -71,22 +79,17 @@ class AnswerStage(LanguageStage):
             for block in sorted(inputs):
                 first = block * per_block
                 asked = self._problems.batch(first, min(per_block, self._number - first))
-                rows = GenerationBlock(
-                    prompts=tuple(prompt for _, prompt in asked),
-                    group_size=config.eval.num_samples if sampled else 1,
-                    sampling=config.generation,
-                    seed=config.run.seed,
-                    iteration=0,
-                    purpose="evaluation",
-                    greedy=not sampled,
-                )
-                answers = Decoding(self._shared.policy, rows).run()
-                made.append(self._completions([problem for problem, _ in asked], answers))
+                policy, size = self._shared.policy, config.eval.num_samples if sampled else 1
+                drawn = (config.generation, config.run.seed, 0, "evaluation", not sampled)
+                episodes = Episodes(asked, size, config, policy)
+                made.append(run_episodes(policy, episodes, GenerationBlock((), size, *drawn), self._shared.version))
                 _, found = scored(self._verifier, self._reward, longest, block, made[-1])
-                for group, (problem, _), text in zip(found, asked, made[-1].texts, strict=False):
-                    shown = not sampled and first + group.index < config.eval.num_shown
-                    sample = Sample(problem.question, problem.answer, text, group.correct[0])
-                    groups.append(replace(group, shown=sample) if shown else group)
+                written = Sequences.of(made[-1].groups).completions
+                for group, (problem, _) in zip(found, asked, strict=True):
+                    if not sampled and first + group.index < config.eval.num_shown:
+                        text = policy.decode(written[group.index])
+                        group = replace(group, shown=Sample(problem.question, problem.answer, text, group.correct[0]))
+                    groups.append(group)
         finally:
             self._shared.leave(self._user)
         return Output(dict.fromkeys(inputs), (generation_report(made, {}), groups))
@@ -193,6 +196,7 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
         ConfigError: reward._target_ or data._target_ cannot be used.
     """
     reward_function(config.reward)
+    tool_of(config.tool)
     problem_source(config.data, config.data.seed)
     folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
     cluster = find_cluster(config.cluster)
@@ -202,7 +206,7 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
     with closing(make_session(config.cluster)) as session:
         run = lambda: AnswerEvaluation(made, session, cluster, 0, folder).run(0)  # noqa: E731
         result = Recovery(session, RecoveryConfig(), view.note).repeat("evaluation", run, session.clear)
-    sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "reward", "eval")}
+    sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "tool", "reward", "eval")}
     content = result.summary() | {"checkpoint": config.checkpoint, **sections, "versions": library_versions()}
     folder.write_json("eval_info.json", content)
     source = config.data._target_ or ", ".join(config.data.files.values()) or config.data.level

@@ -39,7 +39,7 @@ class Decoding:
         rows, length = len(block.prompts) * block.group_size, block.sampling.max_new_tokens
         self.num_rows = rows
         self.max_num_seqs = min(block.sampling.max_num_seqs, rows)
-        width = max(len(prompt.tokens) for prompt in block.prompts) + length
+        width = max(len(prompt.tokens) - prompt.place for prompt in block.prompts) + length
         self.decoder: Decoder = policy.decoder(self.max_num_seqs, width)
         device = next(policy.module.parameters()).device
         self.eos = torch.tensor(policy.spec.eos_ids, device=device)
@@ -49,6 +49,8 @@ class Decoding:
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
         self.uniforms = torch.zeros(rows, length, device=device)
+        rooms = [length - prompt.place for prompt in block.prompts for _ in range(block.group_size)]
+        self.room = torch.tensor(rooms, device=device)  # tokens that each row may have
         self.open = [block.group_size] * len(block.prompts)  # rows of each group that have not ended
         self.row_of = torch.zeros(0, dtype=torch.long, device=device)  # [n] of each slot
         self.last = torch.zeros(0, dtype=torch.long, device=device)  # [n] last token of each slot
@@ -102,7 +104,7 @@ class Decoding:
         self.log_probs[rows, place] = every.gather(-1, tokens[:, None])[:, 0]
         self.lengths[rows] = place + 1
         self.ended[rows] = ended = torch.isin(tokens, self.eos) if len(self.eos) > 1 else tokens == self.eos
-        return tokens, ended | (place + 1 == sampling.max_new_tokens)
+        return tokens, ended | (place + 1 == self.room[rows])
 
     # ------------------------------------------------------------------------------------------------ who sits where
     @torch.inference_mode()
@@ -136,8 +138,12 @@ class Decoding:
             self.read_from, self.read_to = prompt, min(prompt + count, len(block.prompts))
             prompts = block.prompts[self.read_from : self.read_to]
             self.prefix = self.decoder.prefill([p.tokens for p in prompts])
-            ids, samples = np.array([p.id for p in prompts])[:, None, None], np.arange(size)[None, :, None]
-            places = np.arange(block.sampling.max_new_tokens)
+            column = lambda values: np.array(values)[:, None, None]  # noqa: E731
+            ids, samples = (
+                column([p.id for p in prompts]),
+                column([p.sample for p in prompts]) + np.arange(size)[:, None],
+            )
+            places = column([p.place for p in prompts]) + np.arange(block.sampling.max_new_tokens)
             drawn = torch.from_numpy(uniform(block.seed, block.purpose, block.iteration, ids, samples, places))
             rows = slice(self.read_from * size, self.read_to * size)
             self.uniforms[rows] = drawn.flatten(0, 1).to(self.uniforms.device)

@@ -20,6 +20,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
+from rlinf_embodied.reasoning.episodes import tool_of
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.fine_tuning import FINE_TUNING, fine_tuning_workflow, starting_policy
 from rlinf_embodied.reasoning.policy_folder import StageConfig
@@ -78,7 +79,9 @@ class ReasoningJob:
         return []
 
     def planning_parts(self) -> dict[str, object]:
-        return {n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "reward", "algorithm")}
+        return {
+            n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "tool", "reward", "algorithm")
+        }
 
     def require_staleness(self, staleness: int) -> None:
         if not self._fine_tunes:
@@ -108,6 +111,7 @@ class ReasoningJob:
         there, rule = folder is None or folder.is_dir(), "there is no such folder, with what save_pretrained writes"
         require(there, key, given, rule, "give one with config.json, model.safetensors and tokenizer.json")
         reward_function(config.reward)
+        tool_of(config.tool)
         problem_source(config.data, config.run.seed)
         for split in (Split.train, Split.test):
             Prompts.of(config, None if folder is None else str(folder), split).batch(0, 1)

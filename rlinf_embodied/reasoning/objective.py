@@ -172,7 +172,7 @@ class Objective:
         # of each token in the loss: 0 in rows that do not count
         weights = (mask & torch.tensor([row < rows.num_trained for row in index], device=mask.device)[:, None]).float()
         if algorithm.loss_level is LossLevel.sequence:
-            weights = weights / (batch.lengths - batch.prompt_lengths)[:, None].clamp(min=1)
+            weights = weights / mask.sum(-1, keepdim=True).clamp(min=1)
         importance = None
         if algorithm.tis_cap is not None:
             importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)

@@ -13,11 +13,10 @@ from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy, PromptCodec
 from rlinf_embodied.plug_ins import load_target
-from rlinf_embodied.reasoning.batch import Prompt, PromptSet
+from rlinf_embodied.reasoning.batch import Asked, Prompt, PromptSet
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
 
-Asked = tuple[Problem, Prompt]
 _FURTHER, _MOST_TRIES = 1 << 32, 100  # positions to the problem that replaces one that is too long
 
 

@@ -6,6 +6,8 @@ prompts -> generation -> reward ---------------------+-> actor ~~> generation, o
               +-> old_log_probs (several steps) -----+     log-probs of training's code under the weights that sampled
               +-> reference (kl_coef, loss) ---------+     log-probs under the starting policy
 
+With a tool `episodes` takes the place of `prompts`, in a loop with generation: it has the data for the stages behind.
+
 With dynamic sampling all stages before the actor are repeated, with further problems, until enough groups differ.
 """
 
@@ -30,7 +32,8 @@ from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, Workflow
 def training_workflow(config: MathConfig, policy_folder: str, reference_folder: str = "") -> Workflow:
     """Returns the graph; the divergence is measured from `reference_folder` ("": from what the policy starts from)."""
     algorithm, ppo = config.rl, config.rl.name is ReasoningName.ppo
-    stages = ("prompts", *actor_inputs(algorithm), "actor")
+    episodic = config.tool.num_turns > 1
+    stages = ("episodes" if episodic else "prompts", *actor_inputs(algorithm), "actor")
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
     configs["reference"] = StageConfig(config, reference_folder or policy_folder, share="reference")
     enough = DynamicSamplingFilter(algorithm.prompts_per_iteration)
@@ -44,7 +47,8 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         together=algorithm.sharding is not Sharding.none,
         repeat=resample if algorithm.dynamic_sampling else None,
         configs=configs,
-        waiting=("reward",) if config.reward.waits else (),
+        waiting=[*(["reward"] if config.reward.waits else []), *(["episodes"] if config.tool.waits else [])],
+        turns=config.tool.num_turns,
     )
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
 
@@ -80,7 +84,8 @@ def run_iteration(
         return replace(context, iteration=context.iteration + 1, message=used)
 
     result = executor.run(StepContext(iteration, message=start), Follow(following, end))
-    generated, groups = result.all_of("generation", GenerationReport), in_order(result.all_of("reward", list))
+    source = "episodes" if "episodes" in executor.workflow.stages else "generation"
+    generated, groups = result.all_of(source, GenerationReport), in_order(result.all_of("reward", list))
     completions = sum(report.completions for report in generated)
     metrics = {
         "rollout/accuracy": sum(sum(group.correct) for group in groups) / completions,
@@ -92,6 +97,7 @@ def run_iteration(
         "rollout/truncated": sum(report.truncated for report in generated) / completions,
         "rollout/tokens": float(sum(report.tokens for report in generated)),
         "rollout/completions": float(completions),
+        "rollout/turns": sum(report.turns for report in generated) / completions,
         "rollout/rounds": float(num_rounds(result)),
     }
     if executor.plan.staleness:
