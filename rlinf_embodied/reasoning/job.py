@@ -62,7 +62,8 @@ class ReasoningJob:
         self._fine_tunes = isinstance(config.algorithm, LanguageSFTConfig)
         self.work, learner = ("fine-tuning", FINE_TUNING) if self._fine_tunes else ("RL", "actor")
         self.learners: tuple[str, ...] = (learner,)
-        self.first_work = f"{FINE_TUNING if self._fine_tunes else 'generation'}.run"
+        turns = "generation.run" if config.tool.num_turns == 1 else "generation.step"
+        self.first_work = f"{FINE_TUNING}.run" if self._fine_tunes else turns
         self.columns = _OF_FINE_TUNING if self._fine_tunes else _OF_RL
         data = config.data
         files = "+".join(Path(file).stem for file in data.files.values())

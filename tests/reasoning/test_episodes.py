@@ -14,12 +14,14 @@ from stopped_runs import interrupt_in, same_end
 
 from policies.causal_lm import CausalLM
 from policies.text_codec import TextCodec
+from rlinf_embodied.compose.commands import compose_answers
 from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, Sequences, all_log_probs
 from rlinf_embodied.reasoning.calculator import calculate
 from rlinf_embodied.reasoning.episodes import Episodes, run_episodes
+from rlinf_embodied.reasoning.evaluation import evaluate_command
 from rlinf_embodied.reasoning.fine_tuning import with_calls
 from rlinf_embodied.reasoning.generation import Decoding
 
@@ -176,6 +178,12 @@ def test_a_model_with_a_tool_trains(straight) -> None:
     turns = [row["rollout/turns"] for row in rows if "rollout/turns" in row]
     assert len(turns) == 3
     assert min(turns) > 1.2
+    found = compose_answers([f"checkpoint={straight}/checkpoints/latest", "cluster=serial", "eval.num_samples=0"])
+    assert found is not None
+    assert found.tool == tiny_math(*TOOL).tool
+    found.run.dir = str(straight / "again")
+    after = json.loads((straight / "summary.json").read_text())["accuracy_after"]
+    assert evaluate_command(found)["accuracy"] == after
     assert "ended" not in (straight / "samples.md").read_text()
 
 
