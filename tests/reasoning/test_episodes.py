@@ -178,7 +178,9 @@ def test_a_model_with_a_tool_trains(straight) -> None:
     turns = [row["rollout/turns"] for row in rows if "rollout/turns" in row]
     assert len(turns) == 3
     assert min(turns) > 1.2
-    found = compose_answers([f"checkpoint={straight}/checkpoints/latest", "cluster=serial", "eval.num_samples=0"])
+    found = compose_answers(
+        [f"checkpoint={straight}/checkpoints/latest", "cluster=serial", "eval.num_samples=0", "eval.num_problems=24"]
+    )
     assert found is not None
     assert found.tool == tiny_math(*TOOL).tool
     found.run.dir = str(straight / "again")
