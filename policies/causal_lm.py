@@ -128,9 +128,6 @@ class CausalLM:
         """Returns the tokens of an answer and the token that ends it."""
         return [*self.codec.encode_answer(text), self.spec.eos_ids[0]]
 
-    def encode_tool_answer(self, text: str) -> list[int]:
-        return self.codec.encode_tool_answer(text)
-
     def decode(self, tokens: Sequence[int]) -> str:
         return self.codec.decode(tokens)
 

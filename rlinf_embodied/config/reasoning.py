@@ -48,6 +48,20 @@ class ToolConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class AgentConfig:
+    """A program that asks the model through an OpenAI client, if any does; see reasoning/agents.py."""
+
+    _target_: str | None = None  # dotted path of (problem, base_url) -> what the reward judges, or the reward
+    max_requests: int = 16  # of an episode; further ones are refused
+    timeout_s: float = 600.0  # that an agent may be at work between requests; then its episode earns nothing
+    waits: bool = False  # agents wait and hardly compute: the stage may run without a core (cluster.waiting_devices)
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "agent", "max_requests", low=1)
+        require_numbers(self, "agent", "timeout_s", low=0, above=True)
+
+
+@dataclass(kw_only=True, slots=True)
 class RewardConfig:
     """What a completion earns: 1 for a right answer, or the value of a custom function."""
 
@@ -182,6 +196,10 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         return self.epochs * self.num_minibatches
 
     def check(self, config: MathConfig) -> None:
+        agent, rule = config.agent._target_, "its episodes may have several rows, which a critic does not take"
+        require(
+            agent is None or self.name is not ReasoningName.ppo, "agent._target_", agent, rule, "use algorithm=grpo"
+        )
         group, block, rows = self.group_size, config.rows_per_block, config.num_rows
         rule = f"algorithm.group_size={group} divides it, and it divides the {rows} completions of a round"
         whole = block % group == 0 and rows % block == 0

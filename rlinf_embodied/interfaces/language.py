@@ -92,6 +92,9 @@ class TokenLogProbs:
     entropy: Tensor | None  # float32 [B, R] nats; None where it was not asked for
 
 
+ChatMessage = dict[str, str]  # role: system, user, assistant or tool; content
+
+
 @runtime_checkable
 class PromptCodec(Protocol):
     """What turns a prompt into tokens, without the model's weights."""
@@ -102,8 +105,16 @@ class PromptCodec(Protocol):
         """Returns the tokens of a prompt, in the model's chat template where it has one."""
         ...
 
-    def encode_tool_answer(self, text: str) -> list[int]:
-        """Returns the tokens between a turn that the model has ended and its next one: what a tool says."""
+    def chat(self, text: str) -> list[ChatMessage]:
+        """Returns the messages that a prompt consists of."""
+        ...
+
+    def encode_chat(self, chat: Sequence[ChatMessage]) -> list[int]:
+        """Returns the tokens of messages, up to the model's reply."""
+        ...
+
+    def encode_next_turn(self, tokens: Sequence[int], chat: Sequence[ChatMessage]) -> list[int] | None:
+        """Returns what follows `tokens` in a longer chat; None where this does not begin with what they say."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -121,6 +132,7 @@ class LanguagePolicy(Protocol):
 
     spec: LanguageSpec
     module: nn.Module
+    codec: PromptCodec  # its tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a prompt, in the model's chat template where it has one."""
@@ -128,10 +140,6 @@ class LanguagePolicy(Protocol):
 
     def encode_completion(self, text: str) -> list[int]:
         """Returns the tokens of an answer, end of sequence included (for supervised training)."""
-        ...
-
-    def encode_tool_answer(self, text: str) -> list[int]:
-        """Returns the tokens between a turn that the model has ended and its next one: what a tool says."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:

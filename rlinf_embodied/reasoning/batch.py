@@ -31,7 +31,8 @@ class Prompt:
     id: int
     tokens: tuple[int, ...]
     sample: int = 0  # number of the first of its samples
-    place: int = 0  # tokens of the continuation so far; they are part of `tokens`, and of max_new_tokens
+    place: int = 0  # tokens of its continuation so far
+    room: int | None = None  # tokens that it may have; None: max_new_tokens
 
 
 Asked = tuple[Problem, Prompt]
@@ -55,7 +56,10 @@ class GenerationBlock:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The G completions of one prompt, R = the longest; entries behind a row's length are 0 (tokens: padding)."""
+    """The G completions of one prompt, R = the longest; entries behind a row's length are 0 (tokens: padding).
+
+    Episodes may have several rows each, with prompts of their own.
+    """
 
     prompt: Prompt
     tokens: Tensor  # int64 [G, R]
@@ -63,6 +67,8 @@ class Group:
     log_probs: Tensor  # float32 [G, R], of the distribution sampled from; greedy: at temperature 1
     ended: Tensor  # bool [G], False where max_new_tokens cut the completion off
     given: Tensor | None = None  # bool [G, R], where a token is a tool's; None: the policy sampled all of them
+    prompts: tuple[tuple[int, ...], ...] | None = None  # of each row; None: all have that of `prompt`
+    samples: tuple[int, ...] | None = None  # number of the sample that each row is of; None: a row each
 
 
 # ------------------------------------------------------------------------------------------------- between the stages
@@ -91,6 +97,16 @@ class Completions:
     texts: tuple[str, ...]  # K x G, group by group
     version: int  # of the weights
     turns: int = 0  # of all of them together; 0: one each
+    earned: tuple[float | None, ...] | None = None  # K x G: rewards that agents gave; None: the verifier gives them
+
+    def last_rows(self) -> list[int]:
+        """Returns the number of each sample's last row among the rows of all groups."""
+        last, start, size = {}, 0, len(self.texts) // len(self.groups)
+        for k, group in enumerate(self.groups):
+            for row, sample in enumerate(group.samples or range(size)):
+                last[k, sample] = start + row
+            start += len(group.lengths)
+        return [last[k, sample] for k in range(len(self.groups)) for sample in range(size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +144,8 @@ def generation_report(made: Collection[Completions], finish_s: dict[int, float])
     sampled = [n for group in groups for n in _counts(group)]
     ended = sum(int(group.ended.sum()) for group in groups)
     turns = sum(completions.turns or len(completions.texts) for completions in made)
-    return GenerationReport(sum(sampled), len(sampled), len(sampled) - ended, max(sampled), turns, finish_s)
+    number = sum(len(completions.texts) for completions in made)
+    return GenerationReport(sum(sampled), number, len(sampled) - ended, max(sampled), turns, finish_s)
 
 
 def _counts(group: Group) -> list[int]:
@@ -178,14 +195,17 @@ class Sequences:
     @staticmethod
     def of(groups: Sequence[Group]) -> Sequences:
         """Returns all completions of groups, sample by sample."""
-        prompts = [group.prompt.tokens for group in groups for _ in range(len(group.lengths))]
+        prompts = [p for group in groups for p in group.prompts or [group.prompt.tokens] * len(group.lengths)]
 
         def ragged(tables: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
             pairs = [(table.tolist(), group.lengths.tolist()) for table, group in zip(tables, groups, strict=True)]
             return tuple(tuple(row[:n]) for rows, lengths in pairs for row, n in zip(rows, lengths, strict=True))
 
-        masks = [group.given for group in groups if group.given is not None]
-        return Sequences(tuple(prompts), ragged([g.tokens for g in groups]), ragged(masks) if masks else None)
+        some = any(group.given is not None for group in groups)
+        masks = [
+            torch.zeros_like(g.ended[:, None]).expand(g.tokens.shape) if g.given is None else g.given for g in groups
+        ]
+        return Sequences(tuple(prompts), ragged([g.tokens for g in groups]), ragged(masks) if some else None)
 
     def __len__(self) -> int:
         return len(self.prompts)

@@ -29,7 +29,7 @@ from rlinf_embodied.reasoning.batch import (
     generation_report,
     in_order,
 )
-from rlinf_embodied.reasoning.episodes import Episodes, run_episodes, tool_of
+from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes, tool_of
 from rlinf_embodied.reasoning.generation_stage import LanguageStage
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
@@ -81,13 +81,15 @@ class AnswerStage(LanguageStage):
                 asked = self._problems.batch(first, min(per_block, self._number - first))
                 policy, size = self._shared.policy, config.eval.num_samples if sampled else 1
                 drawn = (config.generation, config.run.seed, 0, "evaluation", not sampled)
-                episodes = Episodes(asked, size, config, policy)
-                made.append(run_episodes(policy, episodes, GenerationBlock((), size, *drawn), self._shared.version))
+                episodes = episodes_of(asked, size, config, policy.codec)
+                with closing(episodes):
+                    block_of = GenerationBlock((), size, *drawn)
+                    made.append(run_episodes(policy, episodes, block_of, self._shared.version))
                 _, found = scored(self._verifier, self._reward, longest, block, made[-1])
-                written = Sequences.of(made[-1].groups).completions
+                written = [Sequences.of([group]).completions for group in made[-1].groups]
                 for group, (problem, _) in zip(found, asked, strict=True):
                     if not sampled and first + group.index < config.eval.num_shown:
-                        text = policy.decode(written[group.index])
+                        text = "\n".join(map(policy.decode, written[group.index]))
                         group = replace(group, shown=Sample(problem.question, problem.answer, text, group.correct[0]))
                     groups.append(group)
         finally:

@@ -131,10 +131,18 @@ class FineTuningStage(LanguageLearner):
         for problem, number in zip(problems, drawn, strict=True):
             text = template.completion(problem, number < called)
             parts = [(text, False)] if tool is None or not share <= number < called else with_calls(tool, problem, text)
-            encoded = [policy.encode_tool_answer(t) if said else policy.encode_completion(t) for t, said in parts]
-            prompts.append(tuple(policy.encode(template.prompt(problem))))
-            rows.append(tuple(token for tokens in encoded for token in tokens))
-            given.append(tuple(said for tokens, (_, said) in zip(encoded, parts, strict=True) for _ in tokens))
+            chat, row, mask = policy.codec.chat(template.prompt(problem)), list[int](), list[bool]()
+            prompts.append(tuple(policy.codec.encode_chat(chat)))
+            for part, said in parts:
+                tokens = (
+                    policy.codec.encode_next_turn([*prompts[-1], *row], [*chat, {"role": "tool", "content": part}])
+                    if said
+                    else policy.encode_completion(part)
+                )
+                chat = [*chat, {"role": "tool" if said else "assistant", "content": part}]
+                row, mask = [*row, *(tokens or [])], [*mask, *[said] * len(tokens or [])]
+            rows.append(tuple(row))
+            given.append(tuple(mask))
         every = Sequences(tuple(prompts), tuple(rows), tuple(given) if settings.tool_share else None)
         most = settings.tokens_per_microbatch
         found = every.select([row for row, length in enumerate(every.lengths()) if length <= most])

@@ -39,7 +39,8 @@ class Decoding:
         rows, length = len(block.prompts) * block.group_size, block.sampling.max_new_tokens
         self.num_rows = rows
         self.max_num_seqs = min(block.sampling.max_num_seqs, rows)
-        width = max(len(prompt.tokens) - prompt.place for prompt in block.prompts) + length
+        room = lambda prompt: length if prompt.room is None else prompt.room  # noqa: E731
+        width = max(len(prompt.tokens) + room(prompt) for prompt in block.prompts)
         self.decoder: Decoder = policy.decoder(self.max_num_seqs, width)
         device = next(policy.module.parameters()).device
         self.eos = torch.tensor(policy.spec.eos_ids, device=device)
@@ -49,7 +50,7 @@ class Decoding:
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
         self.uniforms = torch.zeros(rows, length, device=device)
-        rooms = [length - prompt.place for prompt in block.prompts for _ in range(block.group_size)]
+        rooms = [room(prompt) for prompt in block.prompts for _ in range(block.group_size)]
         self.room = torch.tensor(rooms, device=device)  # tokens that each row may have
         self.open = [block.group_size] * len(block.prompts)  # rows of each group that have not ended
         self.row_of = torch.zeros(0, dtype=torch.long, device=device)  # [n] of each slot

@@ -20,6 +20,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
+from rlinf_embodied.reasoning.agents import agent_of
 from rlinf_embodied.reasoning.episodes import tool_of
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.fine_tuning import FINE_TUNING, fine_tuning_workflow, starting_policy
@@ -62,7 +63,7 @@ class ReasoningJob:
         self._fine_tunes = isinstance(config.algorithm, LanguageSFTConfig)
         self.work, learner = ("fine-tuning", FINE_TUNING) if self._fine_tunes else ("RL", "actor")
         self.learners: tuple[str, ...] = (learner,)
-        turns = "generation.run" if config.tool.num_turns == 1 else "generation.step"
+        turns = "generation.run" if config.num_turns == 1 else "generation.step"
         self.first_work = f"{FINE_TUNING}.run" if self._fine_tunes else turns
         self.columns = _OF_FINE_TUNING if self._fine_tunes else _OF_RL
         data = config.data
@@ -81,7 +82,8 @@ class ReasoningJob:
 
     def planning_parts(self) -> dict[str, object]:
         return {
-            n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "tool", "reward", "algorithm")
+            n: asdict(getattr(self.config, n))
+            for n in ("data", "policy", "generation", "tool", "agent", "reward", "algorithm")
         }
 
     def require_staleness(self, staleness: int) -> None:
@@ -113,6 +115,7 @@ class ReasoningJob:
         require(there, key, given, rule, "give one with config.json, model.safetensors and tokenizer.json")
         reward_function(config.reward)
         tool_of(config.tool)
+        agent_of(config.agent)
         problem_source(config.data, config.run.seed)
         for split in (Split.train, Split.test):
             Prompts.of(config, None if folder is None else str(folder), split).batch(0, 1)

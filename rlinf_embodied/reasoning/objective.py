@@ -120,7 +120,8 @@ def _advantages(one: Round, algorithm: ReasoningAlgorithmConfig, width: int) -> 
         found = leave_one_out_advantages(one.reward.rewards)
     else:
         found = group_advantages(one.reward.rewards, scale_by_std=algorithm.scale_by_std)
-    return found.reshape(-1, 1).expand(-1, width)
+    samples = [group.samples or range(found.shape[1]) for group in one.generation.groups]
+    return torch.cat([found[k][list(of)] for k, of in enumerate(samples)])[:, None].expand(-1, width)
 
 
 # ---------------------------------------------------------------------------------------------------------------- loss

@@ -32,7 +32,7 @@ from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, Workflow
 def training_workflow(config: MathConfig, policy_folder: str, reference_folder: str = "") -> Workflow:
     """Returns the graph; the divergence is measured from `reference_folder` ("": from what the policy starts from)."""
     algorithm, ppo = config.rl, config.rl.name is ReasoningName.ppo
-    episodic = config.tool.num_turns > 1
+    episodic = config.num_turns > 1 or config.agent._target_ is not None
     stages = ("episodes" if episodic else "prompts", *actor_inputs(algorithm), "actor")
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
     configs["reference"] = StageConfig(config, reference_folder or policy_folder, share="reference")
@@ -47,8 +47,8 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         together=algorithm.sharding is not Sharding.none,
         repeat=resample if algorithm.dynamic_sampling else None,
         configs=configs,
-        waiting=[*(["reward"] if config.reward.waits else []), *(["episodes"] if config.tool.waits else [])],
-        turns=config.tool.num_turns,
+        waiting=[*["reward"] * config.reward.waits, *["episodes"] * (config.tool.waits or config.agent.waits)],
+        turns=config.num_turns,
     )
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
 

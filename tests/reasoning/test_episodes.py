@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from math_runs import tiny_math
 from model_folders import bpe_tokenizer
 from runs import train
@@ -17,10 +19,9 @@ from policies.text_codec import TextCodec
 from rlinf_embodied.compose.commands import compose_answers
 from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, Sequences, all_log_probs
 from rlinf_embodied.reasoning.calculator import calculate
-from rlinf_embodied.reasoning.episodes import Episodes, run_episodes
+from rlinf_embodied.reasoning.episodes import Episodes, episodes_of, run_episodes
 from rlinf_embodied.reasoning.evaluation import evaluate_command
 from rlinf_embodied.reasoning.fine_tuning import with_calls
 from rlinf_embodied.reasoning.generation import Decoding
@@ -47,14 +48,14 @@ def asked(policy: CausalLM) -> list[tuple[Problem, Prompt]]:
     return [(problem, Prompt(problem.id, tuple(policy.encode(problem.question)))) for problem in PROBLEMS]
 
 
-def episodes_of(policy: CausalLM, *overrides: str) -> tuple[Episodes, GenerationBlock]:
+def some(policy: CausalLM, *overrides: str) -> tuple[Episodes, GenerationBlock]:
     config = tiny_math(f"tool._target_={__name__}.echo", "generation.max_new_tokens=60", *overrides)
     block = GenerationBlock((), 3, config.generation, 9, 2)
-    return Episodes(asked(policy), 3, config, policy), block
+    return episodes_of(asked(policy), 3, config, policy.codec), block
 
 
 def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(policy) -> None:
-    episodes, block = episodes_of(policy)
+    episodes, block = some(policy)
     said: dict[tuple[int, int], list[int]] = {}  # every row's continuation by the engine and the tool, by (id, sample)
     written: dict[tuple[int, int], str] = {}  # its last turn
     turns = 0
@@ -66,11 +67,11 @@ def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(pol
             for g in range(turn.group_size):
                 key = prompt.id, prompt.sample + g
                 row = said.setdefault(key, [])
-                given = list(prompt.tokens[len(start) + len(row) :])
-                assert list(prompt.tokens) == [*start, *row, *given]  # what was said, and the tool's answer
-                assert not row or policy.decode(given) == echo(written[key], problem)
+                read = list(prompt.tokens[len(start) + len(row) :])
+                assert list(prompt.tokens) == [*start, *row, *read]  # what was said, and the tool's answer
+                assert not row or policy.decode(read) == echo(written[key], problem)
                 sampled = group.tokens[g, : group.lengths[g]].tolist()
-                row += [*given, *sampled]
+                row += [*read, *sampled]
                 written[key] = policy.decode(sampled)
         episodes.take(groups)
     made = episodes.completions(0)
@@ -87,7 +88,7 @@ def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(pol
 
 
 def test_one_turn_is_a_completion(policy) -> None:
-    episodes, block = episodes_of(policy, "tool.max_turns=1")
+    episodes, block = some(policy, "tool.max_turns=1")
     made = run_episodes(policy, episodes, block, 0)
     plain = list(Decoding(policy, replace(block, prompts=tuple(prompt for _, prompt in asked(policy)))).run())
     for group, other in zip(made.groups, plain, strict=True):
@@ -97,7 +98,7 @@ def test_one_turn_is_a_completion(policy) -> None:
 
 
 def test_a_tools_answer_that_does_not_fit_ends_the_episode(policy) -> None:
-    episodes, block = episodes_of(policy, "generation.max_new_tokens=9")
+    episodes, block = some(policy, "generation.max_new_tokens=9")
     made = run_episodes(policy, episodes, block, 0)
     lengths = torch.cat([group.lengths for group in made.groups])
     assert int(lengths.max()) <= 9
@@ -131,32 +132,37 @@ CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+SHORTENED = CHAT.replace("m.content", "m.content if loop.last or m.role == 'user'")
+FORMS = {  # (template, whether a row goes on)
+    "ChatML": (CHAT, True),
+    "without line breaks": (CHAT.replace("\n", ""), True),
+    "trimmed": (CHAT.replace("m.content", "m.content | trim"), True),
+    "another role": (
+        CHAT.replace("m.role", "'model' if m.role == 'assistant' else m.role").replace("<|assistant|>", "<|model|>"),
+        True,
+    ),
+    "shortened": (SHORTENED, False),
+}
 
 
-@pytest.mark.parametrize(
-    ("template", "refused"),
-    [
-        (CHAT, ""),
-        (CHAT.replace("\n", ""), ""),
-        (CHAT.replace("m.content", "m.content if loop.last or m.role == 'user'"), "writes a turn differently"),
-        ("{% for m in messages %}{{ raise_exception('no') if m.role == 'tool' }}{% endfor %}", "refuses a tool"),
-    ],
-    ids=["with line breaks", "without", "that shortens turns", "without tools"],
-)  # fmt: skip
-def test_turns_and_a_tools_answer_are_what_the_chat_template_writes(template, refused) -> None:
+@pytest.mark.parametrize(("template", "goes_on"), FORMS.values(), ids=list(FORMS))
+@given(turn=st.text("0123456789*+= \n", min_size=1, max_size=12), answer=st.text("0123456789;\n", max_size=5))
+@settings(deadline=None, max_examples=25)
+def test_a_row_goes_on_where_the_template_writes_what_was_said(template, goes_on, turn, answer) -> None:
     tokenizer = bpe_tokenizer(pad=True)
     tokenizer.chat_template = template
     codec = TextCodec(tokenizer, None)
-    if refused:
-        with pytest.raises(ConfigError, match=f"chat template {refused}.*tool.max_turns=1"):
-            codec.encode_tool_answer("48")
-        return
-    turn = [*codec.encode_answer("12*4="), tokenizer.eos_token_id]
-    tokens = [*codec.encode("What is 12*4?"), *turn, *codec.encode_tool_answer("48")]
-    chat = [("user", "What is 12*4?"), ("assistant", "12*4="), ("tool", "48")]
+    sampled = [*codec.encode_answer(turn), tokenizer.eos_token_id]
+    tokens = [*codec.encode("What is 12*4?"), *sampled]
+    chat = [("user", "What is 12*4?"), ("assistant", turn), ("tool", answer)]
     messages = [{"role": role, "content": content} for role, content in chat]
+    more = codec.encode_next_turn(tokens, messages)
     whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert tokenizer.decode(tokens) == whole
+    same = goes_on and ("trim" not in template or turn == turn.strip())
+    assert (more is not None) == same
+    if more is not None:
+        assert tokenizer.decode([*tokens, *more]) == whole
+    assert tokenizer.decode(codec.encode_chat(messages)) == whole
 
 
 # ----------------------------------------------------------------------------------------------------------- training
