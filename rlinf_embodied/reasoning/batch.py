@@ -7,8 +7,8 @@ of its log-probs and gradients) do not depend on the worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -172,6 +172,7 @@ class ScoredGroup:
     zero_variance: bool  # whether the group's completions are all alike in the raw metric
     reward: float  # sum
     formatted: int  # number
+    named: Mapping[str, float] = field(default_factory=dict)  # sums of named rewards
     shown: Sample | None = None
 
 
