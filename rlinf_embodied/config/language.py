@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rlinf_embodied.config.checks import require, require_numbers, require_one_of
+from rlinf_embodied.config.checks import require, require_numbers
 
 
 @dataclass(kw_only=True, slots=True)
@@ -18,7 +18,10 @@ class DataConfig:
     answer_column: str = "answer"
     columns: list[str] = field(default_factory=list)  # of the files' rows, kept as Problem.columns for a reward
     _target_: str | None = None  # custom problems, instead of level and files: (data, seed) -> ProblemSource
-    prompt_template: str = "compact"  # compact: characters as tokens, for small models; natural: sentences
+    prompt_template: str = (
+        "compact"  # compact: characters as tokens, for small models; natural: sentences; <file>.jinja
+    )
+    final_answer: list[str] = field(default_factory=list)  # where it stands in a completion; []: as the template says
     seed: int = 77  # of the problems that are held out; those of training follow from run.seed
 
     def __post_init__(self) -> None:
@@ -33,7 +36,6 @@ class DataConfig:
         require(rows, "data.columns", self.columns, rule, "leave it out, or use data.files.all=<file>.jsonl")
         rule, action = "problems come from files or from a custom source", "leave out one of the two"
         require(not (custom and self.files), "data._target_", self._target_, rule, action)
-        require_one_of(self, "data", "prompt_template", "compact", "natural")
 
 
 @dataclass(kw_only=True, slots=True)

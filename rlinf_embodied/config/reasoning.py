@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class GenerationConfig:
     """How completions are sampled, and in which portions."""
 
-    max_new_tokens: int = 52  # of generated problems; with data.prompt_template=natural 512 (train_llm_math.yaml)
+    max_new_tokens: int = 52  # of generated problems; with another prompt template 512 (train_llm_math.yaml)
     temperature: float = 1.0  # of sampling, and of the log-probs alike
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
     rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker

@@ -17,7 +17,7 @@ from typing import Any, cast
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EvaluateAnswersConfig, MathConfig, RecoveryConfig
 from rlinf_embodied.data.problems import Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.reasoning.batch import GenerationBlock, GenerationReport, Sample, ScoredGroup, in_order
@@ -58,7 +58,7 @@ class AnswerStage(LanguageStage):
         super().setup(context)
         self._problems, self._number = held_out(self._made)
         self._reward = replace(self._config.reward, format_reward=0.0, overlong_tokens=0)  # the answer alone counts
-        self._verifier = Verifier(PROMPT_TEMPLATES[self._config.data.prompt_template], self._reward)
+        self._verifier = Verifier(PromptTemplate.of(self._config.data), self._reward)
         self._shared.leave(self._user)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:

@@ -19,7 +19,7 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import LanguageSFTConfig, LoraSettings, MathConfig, Precision
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate, template_text
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.device import computing
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -75,10 +75,11 @@ def starting_policy(config: MathConfig, session: Session, cluster: Cluster, prog
 def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
     """Returns where the small model that a training starts from is cached: keyed by all that it is a function of."""
     data, start = config.data, asdict(config.warm_start)
+    own = template_text(data.prompt_template) if data.prompt_template.endswith(".jinja") else None
     key = {
         "version": _VERSION,
         "new": isinstance(config.algorithm, LanguageSFTConfig),
-        "data": {"level": data.level, "prompt_template": data.prompt_template},
+        "data": {"level": data.level, "prompt_template": own or data.prompt_template},
         "policy": {k: v for k, v in asdict(config.policy).items() if k not in _OF_OTHER_MODELS},
         "warm_start": {k: v for k, v in start.items() if k not in ("cache_dir", "checkpoint", "num_held_out")},
         "seed": config.run.seed,
@@ -115,7 +116,7 @@ class FineTuningStage(LanguageLearner):
         rule = "no training problem has worked steps: in files they stand in the answer, before ####"
         action, worked = "give such answers, or use 0", share == 0 or any(problem.solution for problem in problems)
         require(worked or not trains, f"{settings.section}.chain_of_thought_share", share, rule, action)
-        numbers, template = np.arange(block * size, (block + 1) * size), PROMPT_TEMPLATES[config.data.prompt_template]
+        numbers, template = np.arange(block * size, (block + 1) * size), PromptTemplate.of(config.data)
         with_steps = (uniform(config.run.seed, "worked" if trains else "worked/held out", numbers) < share).tolist()
         texts = [template.completion(*example) for example in zip(problems, with_steps, strict=True)]
         prompts = [tuple(policy.encode(template.prompt(problem))) for problem in problems]

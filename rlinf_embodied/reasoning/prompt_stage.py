@@ -8,7 +8,7 @@ from typing import cast
 
 from rlinf_embodied.config import DataConfig, MathConfig
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy, PromptCodec
@@ -31,7 +31,7 @@ class Prompts:
     def __init__(self, split: Split, data: DataConfig, seed: int, codec: PromptCodec, most: int, reason: str) -> None:
         """Opens the stream; prompts of more than `most` tokens are left out, for the `reason`."""
         self._split, self._codec, self._most, self._reason = split, codec, most, reason
-        self._source, self._template = problem_source(data, seed), PROMPT_TEMPLATES[data.prompt_template]
+        self._source, self._template = problem_source(data, seed), PromptTemplate.of(data)
         size = None if split is Split.train else self._source.size(split)
         self._held_out: list[Asked] | None = None
         if size is not None:

@@ -21,7 +21,7 @@ from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES, PromptTemplate
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_plug_in, named_when_raised
 from rlinf_embodied.reasoning.answers import decide
@@ -141,7 +141,7 @@ class RewardStage(HoldsNoMemory):
         self._config = made.config
 
     def setup(self, context: StageContext) -> None:
-        self._verifier = Verifier(PROMPT_TEMPLATES[self._config.data.prompt_template], self._config.reward)
+        self._verifier = Verifier(PromptTemplate.of(self._config.data), self._config.reward)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block; reports its groups."""

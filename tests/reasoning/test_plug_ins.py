@@ -17,7 +17,7 @@ from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import LanguagePolicyConfig, RewardConfig
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.job import ReasoningJob
@@ -62,7 +62,7 @@ def test_the_pages_reward_earns_what_it_says(plug_ins, tmp_path):
     assert 0 < summary["before"]["reward"] <= 1
     assert summary["after"]["reward"] >= summary["accuracy_after"]
     function = reward_function(config.reward)
-    with Verifier(PROMPT_TEMPLATES["compact"], RewardConfig(format_reward=0.25), function) as verifier:
+    with Verifier(PromptTemplate("compact"), RewardConfig(format_reward=0.25), function) as verifier:
         texts = ["#6", "7+8=15;15-9=6;" + "=" * 24 + "#6", "#7", "#6"]
         verified = verifier.verify(texts, [SIX] * 4, [True, True, True, False])
     assert verified.raw.tolist() == [1.0, 0.5, 0.0, 0.0]
@@ -133,7 +133,7 @@ def test_a_reward_that_cannot_be_used_is_named_before_anything_starts(plug_ins, 
 @pytest.mark.parametrize("returned", [None, "right", float("nan")])
 def test_a_reward_is_a_finite_number(returned):
     said = r"reward\._target_ is .* for '#6' as a completion of '7\+8-9=', which earns a finite number: return one"
-    verifier = Verifier(PROMPT_TEMPLATES["compact"], function=lambda completion, problem: returned)
+    verifier = Verifier(PromptTemplate("compact"), function=lambda completion, problem: returned)
     with pytest.raises(ConfigError, match=said):
         verifier.verify(["#6"], [SIX])
 
@@ -144,7 +144,7 @@ def test_a_reward_that_raises_is_shown_by_its_own_line(plug_ins):
     asked = r"reward\._target_, asked about '#6' as a completion of '7\+8-9=', raised KeyError: '6', from"
     with (
         pytest.raises(ConfigError, match=rf"{asked}\n  /.*/my_rewards\.py, line 2, in score: return"),
-        Verifier(PROMPT_TEMPLATES["compact"], function=function) as verifier,
+        Verifier(PromptTemplate("compact"), function=function) as verifier,
     ):
         verifier.verify(["#6"], [SIX])
 
@@ -165,5 +165,5 @@ def test_calls_of_a_reward_that_waits_run_at_once_and_keep_their_order() -> None
         together.wait()  # or breaks, where fewer than three run at once
         return float(completion)
 
-    with Verifier(PROMPT_TEMPLATES["compact"], RewardConfig(_target_="a.judge", concurrency=3), judged) as verifier:
+    with Verifier(PromptTemplate("compact"), RewardConfig(_target_="a.judge", concurrency=3), judged) as verifier:
         assert verifier.verify(["1", "0.5", "2"], [SIX] * 3).raw.tolist() == [1.0, 0.5, 2.0]

@@ -10,7 +10,7 @@ from runs import clone, cluster, executor_for, iterate
 
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.reward_stage import Verifier
@@ -57,7 +57,7 @@ def test_each_answer_of_a_users_reward_is_progress() -> None:
         config = RewardConfig(_target_="a.user's", concurrency=concurrency)
         with (
             progress_reported_to(lambda: done.append(1)),
-            Verifier(PROMPT_TEMPLATES["compact"], config, lambda completion, problem: 1.0) as verifier,
+            Verifier(PromptTemplate("compact"), config, lambda completion, problem: 1.0) as verifier,
         ):
             verifier.verify(["#6"] * 5, [problem] * 5)
     assert len(done) == 10
