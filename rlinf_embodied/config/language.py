@@ -18,9 +18,7 @@ class DataConfig:
     answer_column: str = "answer"
     columns: list[str] = field(default_factory=list)  # of the files' rows, kept as Problem.columns for a reward
     _target_: str | None = None  # custom problems, instead of level and files: (data, seed) -> ProblemSource
-    prompt_template: str = (
-        "compact"  # compact: characters as tokens, for small models; natural: sentences; <file>.jinja
-    )
+    prompt_template: str = "compact"  # compact: characters as tokens; natural: sentences; or the path of a .jinja file
     final_answer: list[str] = field(default_factory=list)  # where it stands in a completion; []: as the template says
     seed: int = 77  # of the problems that are held out; those of training follow from run.seed
 

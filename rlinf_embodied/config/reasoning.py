@@ -21,6 +21,10 @@ class GenerationConfig:
 
     max_new_tokens: int = 52  # of generated problems; with another prompt template 512 (train_llm_math.yaml)
     temperature: float = 1.0  # of sampling, and of the log-probs alike
+    top_k: int = 0  # only so many of the likeliest tokens are sampled; 0: all
+    top_p: float = 1.0  # only the likeliest tokens that hold this probability together
+    min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
+    stop: list[str] = field(default_factory=list)  # texts that end a completion, which includes them
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
     rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker
     max_num_seqs: int = 128  # of these at a time; the next one starts as soon as one has ended
@@ -28,6 +32,10 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "generation", "max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs", low=1)
         require_numbers(self, "generation", "temperature", low=0, above=True)  # evaluation is greedy by itself
+        require_numbers(self, "generation", "top_k")
+        require_numbers(self, "generation", "top_p", above=True, high=1)
+        require_numbers(self, "generation", "min_p", high=1)
+        require(all(self.stop), "generation.stop", self.stop, "an empty text stands everywhere", "leave it out")
 
 
 @dataclass(kw_only=True, slots=True)

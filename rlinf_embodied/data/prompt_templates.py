@@ -94,9 +94,8 @@ class PromptTemplate:
         Raises:
             ConfigError: it cannot be read, is no Jinja, or sets something else than is known.
         """
-        self._name, sandbox = name, ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-        )  # fmt: skip
+        blocks = {"trim_blocks": True, "lstrip_blocks": True}
+        self._name, sandbox = name, ImmutableSandboxedEnvironment(**blocks, undefined=StrictUndefined)
         sandbox.filters["regex_replace"] = lambda text, pattern, by: re.sub(pattern, by, text)
         text = template_text(name)
         try:

@@ -30,7 +30,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationBlock:
-    """A fixed list of prompts, G samples each; a completion ends at a token of `spec.eos_ids`, or by its length.
+    """A fixed list of prompts, G samples each; an ending token, a stop string or its length ends each.
 
     Its uniforms are keyed by seed, purpose and iteration, besides prompt, sample and position.
     """
@@ -51,7 +51,7 @@ class Group:
     prompt: Prompt
     tokens: Tensor  # int64 [G, R]
     lengths: Tensor  # int64 [G], at least 1; the ending token counts
-    log_probs: Tensor  # float32 [G, R], of the distribution sampled from; greedy: at temperature 1
+    log_probs: Tensor  # float32 [G, R], of all tokens at the temperature (top_k, ... left aside); greedy: at 1
     ended: Tensor  # bool [G], False where max_new_tokens cut the completion off
 
 
