@@ -203,7 +203,7 @@ BAD_INPUT = [
         *(MATH, "data.files.all=x.jsonl"),
         "policy.folder is None|learns to write from generated problems|give warm_start.checkpoint=<run",
     ),
-    (MATH, "data.files.train=x", "data.files is {'train': 'x'}|a file each|add the missing one"),
+    (MATH, "data.files.train=x", "data.files is {'train': 'x'}|training both|add the missing one"),
     (MATH, "policy=folder", "policy.folder is ''|reads a model from disk|policy.folder=<dir>"),
     (MATH, "policy.folder=a warm_start.checkpoint=b", "warm_start.checkpoint is 'b'|give one of the two"),
     (MATH, "policy.precision=bfloat16", "policy.precision is 'bfloat16'|policy.lora.rank=16"),

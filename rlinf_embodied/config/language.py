@@ -24,8 +24,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         splits, custom = set(self.files), self._target_ is not None
-        rule = "its keys are `all`, or train, test and perhaps validation: training and evaluation need a file each"
-        known = splits in (set(), {"all"}) or {"train", "test"} <= splits <= {"train", "validation", "test"}
+        rule = "its keys are `all`, or train, test and perhaps validation; evaluation needs test, training both"
+        every = {"train", "validation", "test"}
+        known = splits in (set(), {"all"}) or {"test"} <= splits <= every
         require(known, "data.files", self.files, rule, "use data.files.all=<file>, or add the missing one")
         rule = "problems are of a level (data.level) or come from files"
         some = bool(self.files or self.level) or custom

@@ -67,7 +67,7 @@ class Verifier:
         self, template: PromptTemplate, config: RewardConfig = _RIGHT_BY_TEXT, function: RewardFunction | None = None
     ) -> None:
         """Starts nothing yet; `function` takes the place of the one that the config names."""
-        self._template, self._format_reward = template, config.format_reward
+        self.template, self._format_reward = template, config.format_reward
         self._function = function or reward_function(config)
         self._threads = ThreadPoolExecutor(config.concurrency, "reward") if config.concurrency > 1 else None
         self._math = MathVerifier(config.timeout_s)
@@ -90,7 +90,7 @@ class Verifier:
             ConfigError: the user's function raised, or returned something else than a finite number.
         """
         complete = np.ones(len(completions), bool) if ended is None else np.asarray(ended, bool)
-        formatted = np.array([self._template.is_formatted(text) for text in completions], bool) & complete
+        formatted = np.array([self.template.is_formatted(text) for text in completions], bool) & complete
         asked = list(zip(completions, problems, complete, strict=True))
         if self._function is None:
             correct = self._compared(asked)
@@ -105,7 +105,7 @@ class Verifier:
         """Returns which answers are right; math-verify is asked once about each undecided pair."""
         decisions: list[bool | tuple[str, str]] = []
         for completion, problem, whole in asked:
-            answer = self._template.final_answer(completion) if whole else None
+            answer = self.template.final_answer(completion) if whole else None
             decisions.append(answer is not None and decide(answer, problem.answer))
         pairs = list(dict.fromkeys(found for found in decisions if isinstance(found, tuple)))
         equal = dict(zip(pairs, self._math.equal(pairs), strict=True))
