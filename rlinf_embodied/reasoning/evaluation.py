@@ -98,7 +98,7 @@ def problem_sets(config: MathConfig) -> dict[str, ProblemSet]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedSet:
     """The problems of a set in blocks."""
 
     set: ProblemSet
@@ -116,14 +116,14 @@ class Asked:
         return self.problems.batch(first, max(0, min(self.per_block, self.number - first)))
 
     @classmethod
-    def of(cls, config: MathConfig, folder: str | None) -> dict[str, Asked]:
+    def of(cls, config: MathConfig, folder: str | None) -> dict[str, AskedSet]:
         """Returns every set of a config by name; those of eval.sets are spread over as many blocks as the held-out one.
 
         Raises:
             ConfigError: the problems cannot be had.
             DataError: a file cannot be used.
         """
-        found, most = dict[str, Asked](), config.eval.problems_per_block
+        found, most = dict[str, AskedSet](), config.eval.problems_per_block
         for name, one in problem_sets(config).items():
             if name == SAMPLED:
                 found[name] = replace(found[GREEDY], set=one)
@@ -146,7 +146,7 @@ class AnswerStage(LanguageStage):
 
     def setup(self, context: StageContext) -> None:
         super().setup(context)
-        self._asked = Asked.of(self._config, self._made.folder)
+        self._asked = AskedSet.of(self._config, self._made.folder)
         self._reward = replace(self._config.reward, format_reward=0.0, overlong_tokens=0)  # the answer alone counts
         self._verifiers: dict[str, Verifier] = {}
         for name, asked in self._asked.items():
@@ -180,7 +180,7 @@ class AnswerStage(LanguageStage):
         )
         return self._completions([problem for problem, _ in problems], Decoding(self._shared.policy, rows).run())
 
-    def _scored(self, asked: Asked, block: int, made: Completions) -> Iterator[ScoredGroup]:
+    def _scored(self, asked: AskedSet, block: int, made: Completions) -> Iterator[ScoredGroup]:
         """Yields the groups of a block, with the first answers of the greedy set and the majorities of the others."""
         of, longest, first = asked.set, asked.set.config.generation.max_new_tokens, block * asked.per_block
         verifier, size = self._verifiers[of.name], of.num_samples
@@ -273,7 +273,7 @@ class AnswerEvaluation:
     ) -> None:
         """Builds the stage; held-out problems are sampled at the steps 0 and `last_step` only."""
         self._config, self._last_step, self._folder = made.config, last_step, folder
-        blocks = max(asked.num_blocks for asked in Asked.of(made.config, made.folder).values())
+        blocks = max(asked.num_blocks for asked in AskedSet.of(made.config, made.folder).values())
         workflow = Workflow("evaluation", blocks, {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", made)})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
 
