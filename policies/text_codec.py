@@ -14,6 +14,7 @@ from policies.language_folder import read_context, read_tokenizer, weight_files
 from rlinf_embodied.config import LanguagePolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces.language import Chat
 
 PAD, EOS = "<pad>", "<eos>"
 PAD_ID, EOS_ID = 0, 1
@@ -79,16 +80,25 @@ class TextCodec:
         self._system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
         self._template_args = dict(template_args)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, history: Chat = ()) -> list[int]:
         """Returns the tokens of a prompt, in the model's chat template where it has one.
+
+        Args:
+            text: the user's message.
+            history: messages before it; with a system message among them, policy.system_prompt is left out.
 
         Raises:
             ConfigError: no tokens come out, the tokenizer does not know a character, or its chat template refuses.
         """
+        rule = "questions come after other messages, which the tokenizer has no chat template to write"
+        action = "use a chat model's folder, or another data.question_column"
+        require(not history or self.tokenizer.chat_template is not None, "data.files", list(history), rule, action)
         if self.tokenizer.chat_template is None:
             tokens = self._tokens(text, add_special_tokens=True)
         else:
-            chat = [*self._system, {"role": "user", "content": text}]
+            before = [{"role": role, "content": said} for role, said in history]
+            system = [] if any(message["role"] == "system" for message in before) else self._system
+            chat = [*system, *before, {"role": "user", "content": text}]
             write = self.tokenizer.apply_chat_template
             try:
                 written = write(chat, tokenize=False, add_generation_prompt=True, **self._template_args)

@@ -198,7 +198,7 @@ BAD_INPUT = [
     (TRANSITIONS, "env.chunk=5", "env.chunk is 5|a transition is one env step|use env.chunk=1"),
     (TRANSITIONS, "env.cameras=[rgb_array]", "env.cameras is ['rgb_array']|see a state|use env.cameras=[]"),
     (TRANSITIONS, "policy.temperature=0.5", "policy.temperature is 0.5|log-probs|use 1.0"),
-    (MATH, "data=jsonl policy.folder=x", "data.files is {}|use data.files.all=<file>"),
+    (MATH, "data=files policy.folder=x", "data.files is {}|use data.files.all=<file>"),
     (
         *(MATH, "data.files.all=x.jsonl"),
         "policy.folder is None|learns to write from generated problems|give warm_start.checkpoint=<run",
@@ -242,7 +242,7 @@ def test_checks_have_episodes_of_their_own_where_there_are_checks():
     assert compose_train([seeds[0], "eval.num_episodes=50", "run.until_success=0.9"]).eval.num_episodes == 50
 
 
-GSM8K = ["data=jsonl", "data.files.all=gsm8k.jsonl"]
+GSM8K = ["data=files", "data.files.all=gsm8k.jsonl"]
 
 
 @pytest.mark.parametrize(

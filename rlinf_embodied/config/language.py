@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from rlinf_embodied.config.checks import require, require_numbers
 
@@ -13,10 +14,13 @@ class DataConfig:
     """Problems whose answers can be checked."""
 
     level: str = "sum4-6-9"  # of generated problems, several joined by commas; see docs/problems_and_rewards.md
-    files: dict[str, str] = field(default_factory=dict)  # JSON Lines: {train: a, test: b}, or {all: a}, split by a hash
-    question_column: str = "question"
+    files: dict[str, str] = field(default_factory=dict)  # *.parquet or JSON Lines: {train: a, test: b}, or {all: a},
+    # split by a hash
+    question_column: str = "question"  # a text or a chat; also a dotted path into mappings
     answer_column: str = "answer"
     columns: list[str] = field(default_factory=list)  # of the files' rows, kept as Problem.columns for a reward
+    where: dict[str, Any] = field(default_factory=dict)  # rows to keep: {column: value, [values] or {min: a, max: b}}
+    max_prompt_tokens: int | None = None  # longer prompts are left out; None: those that the model has room for
     _target_: str | None = None  # custom problems, instead of level and files: (data, seed) -> ProblemSource
     prompt_template: str = "compact"  # compact: characters as tokens; natural: sentences; or the path of a .jinja file
     final_answer: list[str] = field(default_factory=list)  # where it stands in a completion; []: as the template says
@@ -33,6 +37,13 @@ class DataConfig:
         require(some, "data.files", self.files, rule, "use data.files.all=<file>.jsonl, or data.level=sum4-6-9")
         rows, rule = not self.columns or bool(self.files) or custom, "generated problems have no columns"
         require(rows, "data.columns", self.columns, rule, "leave it out, or use data.files.all=<file>.jsonl")
+        require(
+            not self.where or bool(self.files), "data.where", self.where, "it chooses rows of files", "leave it out"
+        )
+        ranges = [set(wanted) for wanted in self.where.values() if isinstance(wanted, dict)]
+        known, rule = all(keys <= {"min", "max"} for keys in ranges), "a range has min, max or both"
+        require(known, "data.where", self.where, rule, "use {<column>: {min: 1, max: 5}}")
+        require_numbers(self, "data", "max_prompt_tokens", low=1)
         rule, action = "problems come from files or from a custom source", "leave out one of the two"
         require(not (custom and self.files), "data._target_", self._target_, rule, action)
 

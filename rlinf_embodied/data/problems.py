@@ -35,6 +35,7 @@ class Problem:
     family: str  # "sum", "chain", or "text" for questions in words
     level: str  # for example "sum4-6-9"; a file's name for questions in words
     columns: Mapping[str, object] = field(default_factory=dict, hash=False)  # of its row, as data.columns names them
+    history: tuple[tuple[str, str], ...] = ()  # messages of the chat before the question: (role, text)
 
 
 @runtime_checkable

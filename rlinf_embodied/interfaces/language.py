@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from rlinf_embodied.config import LanguagePolicyConfig
 
+Chat = Sequence[tuple[str, str]]  # (role, text) of each message
+
 
 @dataclass(frozen=True, slots=True)
 class LanguageSpec:
@@ -95,8 +97,8 @@ class PromptCodec(Protocol):
 
     context_length: int | None  # tokens of prompt and completion together; None: no limit
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, in the model's chat template where it has one."""
+    def encode(self, text: str, history: Chat = ()) -> list[int]:
+        """Returns the tokens of a prompt, in the model's chat template where it has one, after earlier messages."""
         ...
 
 
@@ -111,8 +113,8 @@ class LanguagePolicy(Protocol):
     spec: LanguageSpec
     module: nn.Module
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, in the model's chat template where it has one."""
+    def encode(self, text: str, history: Chat = ()) -> list[int]:
+        """Returns the tokens of a prompt, in the model's chat template where it has one, after earlier messages."""
         ...
 
     def encode_completion(self, text: str) -> list[int]:

@@ -119,7 +119,7 @@ class FineTuningStage(LanguageLearner):
         numbers, template = np.arange(block * size, (block + 1) * size), PromptTemplate.of(config.data)
         with_steps = (uniform(config.run.seed, "worked" if trains else "worked/held out", numbers) < share).tolist()
         texts = [template.completion(*example) for example in zip(problems, with_steps, strict=True)]
-        prompts = [tuple(policy.encode(template.prompt(problem))) for problem in problems]
+        prompts = [tuple(policy.encode(template.prompt(problem), problem.history)) for problem in problems]
         every = Sequences(tuple(prompts), tuple(tuple(policy.encode_completion(text)) for text in texts))
         most = settings.tokens_per_microbatch
         found = every.select([row for row, length in enumerate(every.lengths()) if length <= most])

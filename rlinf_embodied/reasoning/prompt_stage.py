@@ -56,8 +56,10 @@ class Prompts:
             limits.append((config.algorithm.tokens_per_microbatch, "algorithm.tokens_per_microbatch is {}"))
         tokens, text = min(((most, text) for most, text in limits if most), default=(1 << 40, ""))
         reason = f"{text.format(tokens)}, and completions have up to {generation.max_new_tokens=} tokens"
-        seed = config.run.seed if trained else config.data.seed
-        return cls(split, config.data, seed, codec, tokens - generation.max_new_tokens, reason)
+        seed, most = config.run.seed if trained else config.data.seed, tokens - generation.max_new_tokens
+        if config.data.max_prompt_tokens is not None and config.data.max_prompt_tokens < most:
+            most, reason = config.data.max_prompt_tokens, "data.max_prompt_tokens leaves out longer prompts"
+        return cls(split, config.data, seed, codec, most, reason)
 
     def size(self) -> int | None:
         """Returns how many prompts a held-out split has; None: there is always a next one."""
@@ -74,7 +76,7 @@ class Prompts:
         return [self._fitting(*at) for at in enumerate(self._source.batch(self._split, start, count), start)]
 
     def _asked(self, problem: Problem) -> Asked:
-        return problem, Prompt(problem.id, tuple(self._codec.encode(self._template.prompt(problem))))
+        return problem, Prompt(problem.id, tuple(self._codec.encode(self._template.prompt(problem), problem.history)))
 
     def _fitting(self, position: int, problem: Problem) -> Asked:
         lengths = []

@@ -84,7 +84,7 @@ def test_a_sampled_token_is_possible_and_brackets_its_uniform(seed, temperature,
 def test_what_may_be_sampled_is_what_transformers_leaves(top_k, top_p, min_p):
     scores = P.log_softmax(3 * torch.randn(50, 33, generator=torch.Generator().manual_seed(0)), 1.0)
     found, expected = P.truncated(scores, top_k, top_p, min_p), scores
-    for warper in [TopKLogitsWarper(top_k)] * (top_k > 0) + [TopPLogitsWarper(top_p), MinPLogitsWarper(min_p)]:
+    for warper in (TopKLogitsWarper(top_k or 33), TopPLogitsWarper(top_p), MinPLogitsWarper(min_p)):
         expected = warper(None, expected)
     assert torch.equal(found, expected)
     assert (found > -math.inf).any(-1).all()
