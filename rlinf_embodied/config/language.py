@@ -14,8 +14,7 @@ class DataConfig:
     """Problems whose answers can be checked."""
 
     level: str = "sum4-6-9"  # of generated problems, several joined by commas; see docs/problems_and_rewards.md
-    files: dict[str, str] = field(default_factory=dict)  # *.parquet or JSON Lines: {train: a, test: b}, or {all: a},
-    # split by a hash
+    files: dict[str, str] = field(default_factory=dict)  # {train: a, test: b}, or {all: a}: split by a hash
     question_column: str = "question"  # a text or a chat; also a dotted path into mappings
     answer_column: str = "answer"
     columns: list[str] = field(default_factory=list)  # of the files' rows, kept as Problem.columns for a reward
@@ -37,9 +36,8 @@ class DataConfig:
         require(some, "data.files", self.files, rule, "use data.files.all=<file>.jsonl, or data.level=sum4-6-9")
         rows, rule = not self.columns or bool(self.files) or custom, "generated problems have no columns"
         require(rows, "data.columns", self.columns, rule, "leave it out, or use data.files.all=<file>.jsonl")
-        require(
-            not self.where or bool(self.files), "data.where", self.where, "it chooses rows of files", "leave it out"
-        )
+        rule, action = "it chooses among the rows of files", "leave it out"
+        require(not self.where or bool(self.files), "data.where", self.where, rule, action)
         ranges = [set(wanted) for wanted in self.where.values() if isinstance(wanted, dict)]
         known, rule = all(keys <= {"min", "max"} for keys in ranges), "a range has min, max or both"
         require(known, "data.where", self.where, rule, "use {<column>: {min: 1, max: 5}}")

@@ -1,8 +1,8 @@
 """Questions and answers from JSON Lines and parquet files, for example {"question": "...", "answer": "... #### 42"}.
 
-A column is named by its name or by a dotted path into mappings ("reward_model.ground_truth").  It holds a text, a number
-or a chat, which is a list of {"role": ..., "content": ...}: the question is then the last message of the user, and what
-comes before it remains as Problem.history; the answer is the last message of the assistant.
+A column has a name or a dotted path into mappings ("reward_model.ground_truth").  It holds a text, a number or a chat,
+which is a list of {"role": ..., "content": ...}: the question is then the last message of the user, and what comes
+before it remains as Problem.history; the answer is the last message of the assistant.
 
 An answer with "####" is split as GSM8K writes it: worked text before the mark, the answer after it, and notes for
 a calculator (<<48/2=24>>) left out.  Training goes through the rows epoch by epoch, each in a separate order.
@@ -82,9 +82,10 @@ class FileProblems:
 def _rows(place: str, data: DataConfig) -> list[Problem]:
     """Returns the rows of a file that pass data.where."""
     file = Path(place).expanduser()
-    records, number, rows = _parquet(file, data) if file.suffix == ".parquet" else _json_lines(file), 0, []
+    number, rows = 0, []
     try:
-        for number, (where, record) in enumerate(records, 1):
+        for where, record in _parquet(file, data) if file.suffix == ".parquet" else _json_lines(file):
+            number += 1
             if all(_passes(_column(record, name, "where", where), wanted) for name, wanted in data.where.items()):
                 rows.append(_row(record, where, file.stem, data))
     except OSError as error:
@@ -118,10 +119,9 @@ def _parquet(file: Path, data: DataConfig) -> Iterator[tuple[str, Mapping[str, o
         table = pyarrow.parquet.ParquetFile(file)
         wanted = {data.question_column, data.answer_column, *data.columns, *data.where}
         found, known = {_top(name, table.schema_arrow.names) for name in wanted}, set(table.schema_arrow.names)
-        number = 0
-        for batch in table.iter_batches(columns=sorted(found) if found <= known else None):
-            for number, record in enumerate(batch.to_pylist(), number + 1):
-                yield f"{file}, row {number}", record
+        batches = table.iter_batches(columns=sorted(found) if found <= known else None)
+        rows = (record for batch in batches for record in batch.to_pylist())
+        yield from ((f"{file}, row {number}", record) for number, record in enumerate(rows, 1))
     except pyarrow.ArrowException as error:
         raise DataError(f"{file} is no parquet file that can be read ({error}): write it again") from error
 
@@ -142,7 +142,7 @@ def _column(record: Mapping[str, object], name: str, path: str, place: str) -> o
 
 
 def _passes(value: object, wanted: object) -> bool:
-    """Returns whether a column has the value, one of the values, or lies between {min: ..., max: ...}, both included."""
+    """Returns whether a column has the value, one of the values, or lies in {min: ..., max: ...}, bounds included."""
     if isinstance(wanted, Mapping):
         number = isinstance(value, int | float)
         return number and wanted.get("min", value) <= value <= wanted.get("max", value)
@@ -160,9 +160,7 @@ def _row(record: Mapping[str, object], place: str, level: str, data: DataConfig)
     given = _column(record, data.answer_column, "answer_column", place)
     said = _chat(given, data.answer_column, place)[-1:] if isinstance(given, list) else []
     if isinstance(given, list) and not (said and said[0][0] == "assistant"):
-        raise DataError(
-            f"{place}: {data.answer_column!r} does not end with the assistant's answer: correct or remove it"
-        )
+        raise DataError(f"{place}: {data.answer_column!r} does not end with the assistant's answer: add or remove it")
     answer = said[0][1] if said else _text(given, data.answer_column, place)
     worked, mark, final = answer.rpartition(_MARK)
     if mark and not final.strip():

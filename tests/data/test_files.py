@@ -64,11 +64,11 @@ DAPO = [  # the columns of DAPO-Math-17k; made up
     }
     for k in range(4)
 ]
+EARLIER = [{"role": "system", "content": "Short."}, USER | {"content": "1+1?"}, ASSISTANT | {"content": "2"}]
 MESSAGES = [
-    {"messages": [{"role": "system", "content": "Short."}, *[USER | {"content": "1+1?"}, ASSISTANT | {"content": "2"}]]
-     + [USER | {"content": f"And {k}+1?"}, ASSISTANT | {"content": f"One more.\n#### {k + 1}"}]}
+    {"messages": [*EARLIER, USER | {"content": f"And {k}+1?"}, ASSISTANT | {"content": f"One more.\n#### {k + 1}"}]}
     for k in range(3)
-]  # fmt: skip
+]
 
 
 def written(tmp_path, suffix: str, rows: list) -> dict[str, object]:
