@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from policies.adapters import inject_adapters, merged_model
+from policies.adapters import inject_adapters, merged_model, write_adapters
 from policies.checkpoint_folder import seeded
 from policies.decoding import CachedDecoder, has_plain_cache
 from policies.language_folder import read_model, read_tokenizer, special_tokens
@@ -114,6 +114,10 @@ class CausalLM:
         transformers_logging.disable_progress_bar()
         merged_model(self.model).save_pretrained(folder, max_shard_size=max_shard_bytes)
         self.tokenizer.save_pretrained(folder)
+
+    def save_adapters(self, folder: Path, base: str) -> None:
+        """Writes adapters as peft does, `base` being the model that they are of; nothing without any."""
+        write_adapters(self.model, folder, base)
 
     # ------------------------------------------------------------------------------------------------------------ text
     @property

@@ -26,7 +26,7 @@ MATH_CHOICES = [(group, name) for group in groups(MathConfig) for name in choice
 VLA, MATH, TRANSITIONS = [], ["run.seed=0"], ["env=gymnasium", "policy=soft_actor", "algorithm=sac"]
 STATE = ["policy=soft_actor", "env.cameras=[]"]  # of a policy that learns from transitions
 NEEDS = {  # have no default
-    "jsonl": ["data.files.all=x.jsonl", "policy.folder=x"],
+    "files": ["data.files.all=x.jsonl", "policy.folder=x"],
     "folder": ["policy.folder=x"],
     **{name: ["env.task=PickCube-v1"] for name in ("maniskill", "remote")},
     **{name: ["data=x", *STATE] for name in ("iql", "bc")},

@@ -146,6 +146,10 @@ class LanguagePolicy(Protocol):
         """Writes a folder that transformers' from_pretrained loads to the same logits (adapters merged)."""
         ...
 
+    def save_adapters(self, folder: Path, base: str) -> None:
+        """Writes adapters as peft does, `base` being the model that they are of; nothing without any."""
+        ...
+
     @classmethod
     def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> LanguagePolicy:
         """Returns the policy of a folder, or a new one; adapters and new weights are drawn from the seed.

@@ -19,7 +19,7 @@ from statistics import stdev
 from typing import Any, cast
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EvaluateAnswersConfig, MathConfig, RecoveryConfig
+from rlinf_embodied.config import EvalSetConfig, EvaluateAnswersConfig, MathConfig, RecoveryConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import PromptTemplate
@@ -57,31 +57,37 @@ GREEDY, SAMPLED = "greedy", "sampled"  # the ways in which the held-out problems
 
 @dataclass(frozen=True, slots=True)
 class ProblemSet:
-    """Problems of an evaluation, and how they are answered."""
+    """Problems of an evaluation in blocks, and how they are answered."""
 
     name: str
     config: MathConfig  # the run's, with the sections data and generation of the set
-    num_problems: int  # at most
+    problems: Prompts
+    number: int
+    per_block: int
     num_samples: int  # per problem
     greedy: bool
 
     @property
-    def purpose(self) -> str:
-        """What the noise is keyed by."""
-        return "evaluation" if self.name in (GREEDY, SAMPLED) else f"evaluation/{self.name}"
+    def num_blocks(self) -> int:
+        return -(-self.number // self.per_block)
+
+    def block(self, number: int) -> list[tuple[Problem, Prompt]]:
+        """Returns the problems of a block; none behind the last one."""
+        first = number * self.per_block
+        return self.problems.batch(first, max(0, min(self.per_block, self.number - first)))
 
 
-def problem_sets(config: MathConfig) -> dict[str, ProblemSet]:
+def problem_sets(config: MathConfig, folder: str | None) -> dict[str, ProblemSet]:
     """Returns the held-out problems, greedily answered and sampled, and the sets of eval.sets.
 
+    The latter are spread over as many blocks as the former at least.
+
     Raises:
-        ConfigError: a set has an unknown key, or a wrong value.
+        ConfigError: a set has an unknown key or a wrong value, or its problems cannot be had.
+        DataError: a file cannot be used.
     """
-    own, number = config.eval, config.eval.num_problems
-    found = {GREEDY: ProblemSet(GREEDY, config, number, 1, True)}
-    if own.num_samples:
-        found[SAMPLED] = ProblemSet(SAMPLED, config, number, own.num_samples, False)
-    for name, given in own.sets.items():
+    own, found = config.eval, dict[str, ProblemSet]()
+    for name, given in {GREEDY: EvalSetConfig(greedy=True, num_problems=own.num_problems), **own.sets}.items():
         changed = copy.copy(config)  # not `replace`: no training has these sections
         for section in ("data", "generation"):
             before, values = getattr(config, section), getattr(given, section)
@@ -93,47 +99,14 @@ def problem_sets(config: MathConfig) -> dict[str, ProblemSet]:
                 setattr(changed, section, replace(before, **values))
             except (ConfigError, TypeError) as error:
                 raise ConfigError(f"eval.sets.{name}: {error}") from error
-        found[name] = ProblemSet(name, changed, given.num_problems, given.num_samples, given.greedy)
+        problems = Prompts.of(changed, folder, Split.test)
+        size, most = problems.size(), own.problems_per_block
+        number = given.num_problems if size is None else min(size, given.num_problems)
+        per_block = min(most, -(-number // found[GREEDY].num_blocks)) if found else most
+        found[name] = ProblemSet(name, changed, problems, number, per_block, given.num_samples, given.greedy)
+    if own.num_samples:
+        found[SAMPLED] = replace(found[GREEDY], name=SAMPLED, num_samples=own.num_samples, greedy=False)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class AskedSet:
-    """The problems of a set in blocks."""
-
-    set: ProblemSet
-    problems: Prompts
-    number: int
-    per_block: int
-
-    @property
-    def num_blocks(self) -> int:
-        return -(-self.number // self.per_block)
-
-    def block(self, number: int) -> list[tuple[Problem, Prompt]]:
-        """Returns the problems of a block; none behind the last one."""
-        first = number * self.per_block
-        return self.problems.batch(first, max(0, min(self.per_block, self.number - first)))
-
-    @classmethod
-    def of(cls, config: MathConfig, folder: str | None) -> dict[str, AskedSet]:
-        """Returns every set of a config by name; those of eval.sets are spread over as many blocks as the held-out one.
-
-        Raises:
-            ConfigError: the problems cannot be had.
-            DataError: a file cannot be used.
-        """
-        found, most = dict[str, AskedSet](), config.eval.problems_per_block
-        for name, one in problem_sets(config).items():
-            if name == SAMPLED:
-                found[name] = replace(found[GREEDY], set=one)
-                continue
-            problems = Prompts.of(one.config, folder, Split.test)
-            size = problems.size()
-            number = one.num_problems if size is None else min(size, one.num_problems)
-            per_block = most if name == GREEDY else min(most, -(-number // found[GREEDY].num_blocks))
-            found[name] = cls(one, problems, number, per_block)
-        return found
 
 
 class AnswerStage(LanguageStage):
@@ -146,23 +119,21 @@ class AnswerStage(LanguageStage):
 
     def setup(self, context: StageContext) -> None:
         super().setup(context)
-        self._asked = AskedSet.of(self._config, self._made.folder)
+        self._sets = problem_sets(self._config, self._made.folder)
         self._reward = replace(self._config.reward, format_reward=0.0, overlong_tokens=0)  # the answer alone counts
-        self._verifiers: dict[str, Verifier] = {}
-        for name, asked in self._asked.items():
-            shared = self._verifiers.get(GREEDY) if name == SAMPLED else None  # it may start a process
-            self._verifiers[name] = shared or Verifier(PromptTemplate.of(asked.set.config.data), self._reward)
+        verifiers = {n: Verifier(PromptTemplate.of(s.config.data), self._reward) for n, s in self._sets.items()}
+        self._verifiers = verifiers | {SAMPLED: verifiers[GREEDY]}  # it may start a process
         self._shared.leave(self._user)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Answers the problems of its blocks in the set that the message names; reports (GenerationReport, groups)."""
-        asked = self._asked[cast(str, step_context.message)]
+        asked = self._sets[cast(str, step_context.message)]
         made, groups = [], list[ScoredGroup]()
         self._shared.enter(self._user)
         try:
             for block in sorted(inputs):
                 if problems := asked.block(block):
-                    made.append(self._answers(asked.set, problems))
+                    made.append(self._answers(asked, problems))
                     groups += self._scored(asked, block, made[-1])
         finally:
             self._shared.leave(self._user)
@@ -175,14 +146,14 @@ class AnswerStage(LanguageStage):
             sampling=of.config.generation,
             seed=of.config.run.seed,
             iteration=0,
-            purpose=of.purpose,
+            purpose="evaluation" if of.name in (GREEDY, SAMPLED) else f"evaluation/{of.name}",
             greedy=of.greedy,
         )
         return self._completions([problem for problem, _ in problems], Decoding(self._shared.policy, rows).run())
 
-    def _scored(self, asked: AskedSet, block: int, made: Completions) -> Iterator[ScoredGroup]:
+    def _scored(self, of: ProblemSet, block: int, made: Completions) -> Iterator[ScoredGroup]:
         """Yields the groups of a block, with the first answers of the greedy set and the majorities of the others."""
-        of, longest, first = asked.set, asked.set.config.generation.max_new_tokens, block * asked.per_block
+        longest, first = of.config.generation.max_new_tokens, block * of.per_block
         verifier, size = self._verifiers[of.name], of.num_samples
         _, found = scored(verifier, self._reward, longest, block, made)
         for k, (group, problem) in enumerate(zip(found, made.problems, strict=True)):
@@ -273,7 +244,7 @@ class AnswerEvaluation:
     ) -> None:
         """Builds the stage; held-out problems are sampled at the steps 0 and `last_step` only."""
         self._config, self._last_step, self._folder = made.config, last_step, folder
-        blocks = max(asked.num_blocks for asked in AskedSet.of(made.config, made.folder).values())
+        blocks = max(asked.num_blocks for asked in problem_sets(made.config, made.folder).values())
         workflow = Workflow("evaluation", blocks, {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", made)})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
 

@@ -20,7 +20,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, AskedSet
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, problem_sets
 from rlinf_embodied.reasoning.fine_tuning import FINE_TUNING, fine_tuning_workflow, starting_policy
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
@@ -111,8 +111,8 @@ class ReasoningJob:
         problem_source(config.data, config.run.seed)
         model = None if folder is None else str(folder)
         Prompts.of(config, model, Split.train).batch(0, 1)
-        for asked in AskedSet.of(config, model).values():
-            asked.block(0)
+        for found in problem_sets(config, model).values():
+            found.block(0)
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:

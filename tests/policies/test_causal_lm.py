@@ -97,7 +97,7 @@ def test_a_sharded_folder_gives_the_same_logits_and_missing_shards_are_named(pol
 
 
 def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
-    pytest.importorskip("peft", reason="needs the extra lora")
+    peft = pytest.importorskip("peft", reason="needs the extra lora")
     policy.save(tmp_path / "base")
     adapted = CausalLM.load(tmp_path / "base", lora=LoraSettings(rank=4), seed=5)
     same = CausalLM.load(tmp_path / "base", lora=LoraSettings(rank=4), seed=5)
@@ -117,6 +117,12 @@ def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
     assert not list((tmp_path / "merged").glob("adapter*"))
     torch.testing.assert_close(transformers_logits(tmp_path / "merged"), logits_of(adapted), atol=1e-5, rtol=1e-5)
     assert logits_of(adapted).isfinite().all()  # saving left the policy usable
+    adapted.save_adapters(tmp_path / "adapter", str(tmp_path / "base"))
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (config["peft_type"], config["base_model_name_or_path"], config["r"]) == ("LORA", str(tmp_path / "base"), 4)
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    found = loaded(input_ids=ragged_batch().tokens).logits
+    assert torch.equal(found, adapted.model(input_ids=ragged_batch().tokens).logits)
 
 
 def test_adapters_for_modules_that_do_not_exist_are_refused(policy):

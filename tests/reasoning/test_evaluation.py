@@ -108,7 +108,7 @@ def test_each_evaluation_answers_the_named_sets_in_their_own_way(plain) -> None:
 )
 def test_a_wrong_set_is_refused(given, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        problem_sets(settings(f"eval.sets.a.{given}"))
+        problem_sets(settings(f"eval.sets.a.{given}"), None)
 
 
 def test_a_majority_is_of_equal_answers_and_the_first_of_equals() -> None:
