@@ -19,6 +19,8 @@ class DataConfig:
     answer_column: str = "answer"
     columns: list[str] = field(default_factory=list)  # of the files' rows, kept as Problem.columns for a reward
     where: dict[str, Any] = field(default_factory=dict)  # rows to keep: {column: value, [values] or {min: a, max: b}}
+    solved_share: float = 1.0  # of the problems that all completions solved when they were last drawn, drawn again
+    unsolved_share: float = 1.0  # of those that no completion solved; others take their places
     max_prompt_tokens: int | None = None  # longer prompts are left out; None: those that the model has room for
     _target_: str | None = None  # custom problems, instead of level and files: (data, seed) -> ProblemSource
     prompt_template: str = "compact"  # compact: characters as tokens; natural: sentences; or the path of a .jinja file
@@ -42,8 +44,16 @@ class DataConfig:
         known, rule = all(keys <= {"min", "max"} for keys in ranges), "a range has min, max or both"
         require(known, "data.where", self.where, rule, "use {<column>: {min: 1, max: 5}}")
         require_numbers(self, "data", "max_prompt_tokens", low=1)
+        require_numbers(self, "data", "solved_share", "unsolved_share", high=1)
+        rule, action = "generated problems do not come again", "leave it out, or use data.files.all=<file>"
+        require(not self.has_pools or bool(self.files) or custom, "data.solved_share", self.solved_share, rule, action)
         rule, action = "problems come from files or from a custom source", "leave out one of the two"
         require(not (custom and self.files), "data._target_", self._target_, rule, action)
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether some problems are drawn less often."""
+        return self.solved_share < 1 or self.unsolved_share < 1
 
 
 @dataclass(kw_only=True, slots=True)

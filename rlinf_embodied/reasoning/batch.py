@@ -122,6 +122,7 @@ class ScoredGroup:
     zero_variance: bool  # whether the group's completions are all alike in the raw metric
     reward: float  # sum
     formatted: int  # number
+    key: str = ""  # of its problem, Problem.key
     majority: bool | None = None  # whether the answer that most completions give is right; None: not counted
     shown: Sample | None = None
 

@@ -20,10 +20,11 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
+from rlinf_embodied.reasoning.batch import in_order
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, problem_sets
 from rlinf_embodied.reasoning.fine_tuning import FINE_TUNING, fine_tuning_workflow, starting_policy
 from rlinf_embodied.reasoning.policy_folder import StageConfig
-from rlinf_embodied.reasoning.prompt_stage import Prompts
+from rlinf_embodied.reasoning.prompt_stage import Position, Prompts
 from rlinf_embodied.reasoning.reward_stage import reward_function
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
 from rlinf_embodied.runtime.host import StepContext
@@ -37,6 +38,7 @@ from rlinf_embodied.training.resume import load_checkpoint
 from rlinf_embodied.workflow.graph import Workflow
 
 _PROBLEMS = "problems"  # of progress.counts: used so far
+_POOLS = "pools/"  # and by Problem.key 1 or 0: last solved by all completions, or by none
 _TOKENS = Column("tokens/s", "charts/tokens_per_s", ".0f", after=True)
 _OF_RL = (
     Column("accuracy", "rollout/accuracy", ".1f", " %", 100.0),
@@ -83,6 +85,9 @@ class ReasoningJob:
     def require_staleness(self, staleness: int) -> None:
         if not self._fine_tunes:
             require_correction(staleness, self.config.rl.tis_cap)
+            rule = "problems are chosen by the iteration before, which has not ended when a next one begins"
+            allowed = staleness == 0 or not self.config.data.has_pools
+            require(allowed, "plan.max_staleness", staleness, rule, "use 0, or leave out data.solved_share")
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """Checks also reward, problems, whether prompts fit the model's context, and the precision.
@@ -144,8 +149,13 @@ class ReasoningJob:
             progress.global_step += int(metrics["losses/tokens"])
             return result, metrics
         used, per_round = progress.counts.get(_PROBLEMS, 0), self.config.rl.prompts_per_iteration
-        end = self.config.run.num_iterations
-        result, metrics = run_iteration(executor, progress.iteration, used, per_round, end)
+        end, counts = self.config.run.num_iterations, progress.counts
+        pools = {key.removeprefix(_POOLS): bool(n) for key, n in counts.items() if key.startswith(_POOLS)}
+        result, metrics = run_iteration(executor, progress.iteration, Position(used, pools), per_round, end)
+        for group in in_order(result.all_of("reward", list)) if self.config.data.has_pools else ():
+            counts.pop(_POOLS + group.key, None)
+            if all(group.correct) or not any(group.correct):
+                counts[_POOLS + group.key] = int(group.correct[0])
         progress.counts[_PROBLEMS] = used + int(metrics["rollout/rounds"]) * per_round
         progress.global_step += int(metrics["rollout/tokens"])
         return result, metrics

@@ -169,5 +169,6 @@ def scored(
     rewards, correct = rewards.reshape(shape), verified.correct.reshape(shape).tolist()
     alike, sums = (~nonzero_variance_groups(raw)).tolist(), [float(row.sum()) for row in rewards]
     formatted = verified.formatted.reshape(shape).sum(1).tolist()
-    rows = zip(map(tuple, correct), alike, sums, formatted, strict=True)
+    keys = [problem.key for problem in completions.problems]
+    rows = zip(map(tuple, correct), alike, sums, formatted, keys, strict=True)
     return Rewards(rewards, raw), [ScoredGroup(block, k, *row) for k, row in enumerate(rows)]
