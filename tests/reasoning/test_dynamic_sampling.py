@@ -118,7 +118,7 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
     assert trained == [row for row in expected for _ in range(4)]
 
 
-# ------------------------------------------------------------------------------------------------------ difficulty pools
+# ----------------------------------------------------------------------------------------------------- difficulty pools
 def test_problems_that_taught_nothing_are_drawn_less_often(tmp_path):
     rows = [{"question": f"{k}+0=", "answer": str(k)} for k in range(41)]
     files = {"train": write_rows(tmp_path / "a.jsonl", rows[:40]), "test": write_rows(tmp_path / "b.jsonl", rows[40:])}
