@@ -71,13 +71,13 @@ MESSAGES = [
 ]
 
 
-def written(tmp_path, suffix: str, rows: list) -> dict[str, object]:
+def written(tmp_path, suffix: str, rows: list) -> dict[str, str]:
     file = tmp_path / f"rows.{suffix}"
     if suffix == "jsonl":
         write(file, rows)
     else:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    return {"test": file}
+    return {"test": str(file)}
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -85,7 +85,7 @@ def test_gsm8k_dapo_and_chats_are_read(tmp_path, suffix):
     source = problems_of(written(tmp_path, suffix, [{"question": "a?", "answer": "One.\n#### 1"}]))
     assert [(p.question, p.answer, p.solution) for p in source.batch(Split.test, 0, 1)] == [("a?", "1", "One.")]
     names = {"question_column": "prompt", "answer_column": "reward_model.ground_truth", "columns": ["extra_info.index"]}
-    (first, *_) = problems_of(written(tmp_path, suffix, DAPO), **names).batch(Split.test, 0, 4)
+    (first, *_) = FileProblems(DataConfig(files=written(tmp_path, suffix, DAPO), **names), 0).batch(Split.test, 0, 4)
     assert first.question == DAPO[0]["prompt"][0]["content"]
     assert (first.answer, dict(first.columns), first.history) == ("1", {"extra_info.index": "id-0"}, ())
     both = {"question_column": "messages", "answer_column": "messages"}
@@ -105,8 +105,7 @@ def test_gsm8k_dapo_and_chats_are_read(tmp_path, suffix):
 )
 def test_rows_are_chosen_by_a_field(tmp_path, where, kept):
     names = {"question_column": "prompt", "answer_column": "reward_model.ground_truth"}
-    files = written(tmp_path, "parquet", DAPO)
-    data = DataConfig(files={"test": str(files["test"])}, where=where, **names)
+    data = DataConfig(files=written(tmp_path, "parquet", DAPO), where=where, **names)
     assert FileProblems(data, 0).size(Split.test) == kept
 
 
