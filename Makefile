@@ -1,4 +1,4 @@
-# make setup   the virtual environment .venv with every version of constraints.txt, and software Vulkan where needed
+# make setup   the virtual environment .venv with every version of constraints.txt, and software rendering (Vulkan, EGL) where needed
 # make demo    a VLA learns to pick up a cube: results, plots and videos in runs/demo
 # make test    the tests that this machine can run, but for long matrices
 # make test-all   those as well
@@ -20,7 +20,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: setup vulkan demo test test-all check docs clean
+.PHONY: setup rendering demo test test-all check docs clean
 .DEFAULT_GOAL := setup
 .NOTPARALLEL: # two recipes must not install into one environment at once
 
@@ -42,13 +42,13 @@ $(STAMP) $(DEV_STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m experiments.setup.environment $(if $(filter %-dev,$@),dev=true)
 	@touch $(STAMP) $@
 
-# Vulkan belongs to the machine, not to .venv: it is checked each time, which takes half a second.
-setup: $(DEV_STAMP) vulkan
+# Rendering belongs to the machine, not to .venv: it is checked each time, which takes half a second.
+setup: $(DEV_STAMP) rendering
 
-vulkan: | $(STAMP)
-	@$(BIN)/python -m experiments.setup.vulkan
+rendering: | $(STAMP)
+	@$(BIN)/python -m experiments.setup.rendering
 
-demo: $(STAMP) vulkan
+demo: $(STAMP) rendering
 	$(BIN)/python experiments/train_vla.py env=maniskill_pick algorithm=ppo_finetune run=demo run.dir=runs/demo $(DEMO_ARGS)
 
 # Tests wait for processes that they start, so that there is one test process more than two cores.  Ray tests start

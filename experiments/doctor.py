@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from experiments.setup.vulkan import manual_instructions, nvidia_hint, probe_rendering, read_system
+from experiments.setup.rendering import manual_instructions, nvidia_hint, probe_rendering, read_system
 
 GIB = 2**30
 LEAST_MEMORY_BYTES = 3 * GIB  # two workers with a simulator, and the driver

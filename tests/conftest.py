@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-from experiments.setup import environment, vulkan
+from experiments.setup.rendering import probe_rendering
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _FUNCTIONS = ("advantages", "iql", "log_probs", "losses")
@@ -103,25 +103,13 @@ def _missing_accelerator() -> str:
 
 def _missing_renderer() -> str:
     """Returns why SAPIEN cannot render here, an empty text if it can; under RLINF_REQUIRE_SIM=1 it must."""
-    found = vulkan.probe_rendering()
+    found = probe_rendering()
     if found.works:
         return ""
     reason = f"SAPIEN finds no Vulkan device ({found.output}): run make setup"
     if os.environ.get("RLINF_REQUIRE_SIM") == "1":
         raise pytest.UsageError(reason)
     return reason
-
-
-@pytest.fixture(scope="session")
-def setup_vulkan():
-    """The script that makes rendering work."""
-    return vulkan
-
-
-@pytest.fixture(scope="session")
-def setup_environment():
-    """The script that fills the virtual environment."""
-    return environment
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -95,7 +95,6 @@ def composed(words: Sequence[str]) -> TrainConfig | MathConfig:
 def run_case(
     overrides: Sequence[str],
     count: int,
-    least_devices: int = 2,
     names: Sequence[str] = (),
     next_best: int = 0,
     warmup: int = 0,
@@ -107,17 +106,16 @@ def run_case(
     Args:
         overrides: of the workload.
         count: iterations of each plan.
-        least_devices: that the cluster has.
         names: of the presets, all if there are none.
         next_best: how many plans are added that the planner ranks behind the picked one (next 1, ...).
         warmup: iterations before each one that is timed.
 
     Raises:
-        ConfigError: the overrides are wrong, or there are fewer devices.
+        ConfigError: the overrides are wrong, or there is one device.
     """
     config = composed(overrides)
     job, cluster = job_of(config), cluster_at_hand(config.cluster)
-    if cluster.num_devices < least_devices:
+    if cluster.num_devices < 2:
         raise ConfigError("cluster.num_devices is 1, but one device has one plan: use a machine with two")
     begin = partial(make_session, config.cluster)
     session = begin()
@@ -224,7 +222,7 @@ def _trained(
             others = [session for other, session in sessions.items() if other != name]
             steps = iterations(job, executor, (before + count) * (1 + warmup))
             arms[name] = partial(timed_iteration, steps, others, warmup)
-        found = alternate(arms, count, warm_up=before, said=lambda *_: None)
+        found = alternate(arms, count, warm_up=before, quiet=True)
         return {
             name: outcome(simulate(plan, pricer), plan, found[name], digest_of(executors[name]))
             for name, plan in plans.items()
@@ -323,4 +321,4 @@ def report(results: Mapping[str, Outcomes], known: Mapping[str, Any]) -> Report:
 BENCHMARK = Benchmark("auto", Options, measure, takes_overrides=True)
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    BENCHMARK.main()

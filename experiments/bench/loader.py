@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -160,4 +159,4 @@ def measure(run: Run[Options]) -> Report:
 BENCHMARK = Benchmark("loader", Options, measure)
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    BENCHMARK.main()

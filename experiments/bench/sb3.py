@@ -233,4 +233,4 @@ def measure(run: Run[Options]) -> Report:
 BENCHMARK = Benchmark("sb3", Options, measure)
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    BENCHMARK.main()

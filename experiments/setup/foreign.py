@@ -9,7 +9,6 @@ Ubuntu); then it builds a task of env=<name> and renders an image.  The same com
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 import re
 import shutil
@@ -20,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from envs.foreign.adapter import folder_of
+from experiments.setup.rendering import OPENGL, has_opengl, install, manual_instructions, read_system
 from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import RlinfError
 from rlinf_embodied.plug_ins import load_target
 
-OSMESA = "libosmesa6"
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 # All pins are given, so nothing is resolved; what comes as source is built with the setuptools of the pins.
 INSTALL = (*PIP, "install", "--no-deps", "--no-compile", "--no-build-isolation", "--progress-bar", "off")
@@ -143,17 +142,11 @@ def split_pins(text: str) -> tuple[list[str], list[str]]:
 
 
 def install_renderer() -> str:
-    """Installs OSMesa if neither it nor EGL is there and it may; returns what is left to do, "" if nothing is."""
-    if any(map(ctypes.util.find_library, ("EGL", "OSMesa"))) or os.environ.get("MUJOCO_GL"):
+    """Installs EGL if MuJoCo has no off-screen renderer and it may; returns what is left to do, "" if nothing is."""
+    system = read_system()
+    if has_opengl() or (os.geteuid() == 0 and install(system, OPENGL)):
         return ""
-    manual = f"apt-get install {OSMESA} as root, or set MUJOCO_GL to a renderer that is installed"
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        return manual
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    options = ("-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3")
-    subprocess.run(["apt-get", *options, "update", "-q"], env=quiet, check=False)
-    install = ["apt-get", *options, "install", "-y", "-q", "--no-install-recommends", OSMESA]
-    return "" if subprocess.run(install, env=quiet, check=False).returncode == 0 else manual
+    return f"{manual_instructions(system)}, or set MUJOCO_GL to a renderer that is installed"
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import plan_cases as planning
 import pytest
+from every_plan import Enumeration
 from plan_cases import parse
+from random_cases import random_case
 
-from experiments.bench.planner.brute_force import Enumeration
-from experiments.bench.planner.random_cases import random_case
 from rlinf_embodied.cluster.hardware import WAITING
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.check import check
@@ -24,10 +24,12 @@ from rlinf_embodied.planning.search import Search
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.workflow.graph import Edge, Repeat, RepeatDecision, StageSpec, Workflow
 
+SMALL = [*((seed, 2) for seed in range(10)), *(pytest.param(s, 3, marks=pytest.mark.slow) for s in range(7100, 7160))]
 
-@pytest.mark.parametrize("seed", range(10))
-def test_no_plan_of_a_small_case_is_clearly_faster(seed: int) -> None:
-    pricer = random_case(seed, 3, 2)
+
+@pytest.mark.parametrize(("seed", "devices"), SMALL)
+def test_no_plan_of_a_small_case_is_clearly_faster(seed: int, devices: int) -> None:
+    pricer = random_case(seed, 3, devices)
     try:
         best = rank(pricer, search_s=60.0).best
     except PlanError:
@@ -35,7 +37,7 @@ def test_no_plan_of_a_small_case_is_clearly_faster(seed: int) -> None:
     check(best.plan, pricer.workflow)
     assert pricer.fits(best.plan)
     assert best.iteration_s == pytest.approx(simulate(best.plan, pricer).iteration_s)
-    every = Enumeration(pricer, shares=True, limit_s=20.0)
+    every = Enumeration(pricer, limit_s=20.0)
     every.run(best.iteration_s)
     assert best.iteration_s <= every.best_s * 1.01, every.best
 

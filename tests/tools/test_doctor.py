@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from experiments import doctor
-from experiments.setup.vulkan import Rendering
+from experiments.setup.rendering import Rendering
 
 
 def test_what_is_broken_decides_the_exit_code(capsys):

@@ -11,8 +11,8 @@ import any_plan
 import plan_cases as planning
 import pytest
 from plan_cases import parse
+from random_cases import random_case
 
-from experiments.bench.planner.random_cases import random_case
 from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.planning.check import never_ahead

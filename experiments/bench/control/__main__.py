@@ -132,4 +132,4 @@ def measure(asked: Asked[Options]) -> Report:
 BENCHMARK = Benchmark("control", Options, measure, takes_overrides=True, one_thread=False)
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    BENCHMARK.main()

@@ -1,10 +1,8 @@
-"""Every check and measurement that needs a GPU, in one call; checks that cannot run here are skipped with the reason.
+"""Every check and measurement that needs a GPU, in one call.
 
-python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=agrees,physics,...] [overrides of train_vla.py]
+python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=physics,same,...] [overrides of train_vla.py]
 
-    agrees    log-probs of the same tokens on CPU and CUDA: largest difference
     physics   physx_cuda env: steps/s over N rows, and whether a row that ends freezes
-    reduce    TorchGroup on nccl with one process per GPU (two GPUs): exact and fast sums against the CPU's
     same      two iterations of PPO on the toy env, whose physics is that of the CPU: largest difference of any weight
               between CPU and CUDA, and the ratio at the start on both
     language  three iterations of GRPO on a small language model: largest difference of any weight between CPU and CUDA,
@@ -12,18 +10,15 @@ python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=agrees,physics
               with adapters on bfloat16 weights; tokens/s of PPO with 0.15 billion parameters and as many of a critic
     rollout   OpenVLA with 7.5 billion random weights in bfloat16: actions/s and MFU, token by token and a chunk at once
     lora      the same network, adapters of rank 32 on all layers: samples/s and MFU of an update
-    plans     PPO on the available devices: seconds of an iteration under each plan, predicted and measured
 """
 
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -31,21 +26,19 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from experiments.bench.auto import run_case
-from experiments.bench.gpu.language_models import ADAPTERS, LARGE, SHARDED, fine_tuned, random_model, trained
-from experiments.bench.gpu.member import member
 from experiments.bench.gpu.openvla import published, rollouts, training
 from experiments.bench.harness import Benchmark, Report, Run, chosen
-from experiments.bench.harness.trainings import in_this_process, iterations, job_of, weights_of
-from policies.tiny_vla import TinyVLA
-from rlinf_embodied.compose import compose_train
+from experiments.bench.harness.trainings import in_this_process, iterations, job_of, starting_folder, weights_of
+from policies.causal_lm import CausalLM
+from rlinf_embodied.compose import compose_math, compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.interfaces.envs import PROPRIO, EnvSpec, Observation, features_of
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.plug_ins import load_target
+from rlinf_embodied.reasoning.workflow import training_workflow as language_workflow
 
 TOY = (
     "env=point_reach",
@@ -59,13 +52,28 @@ TOY = (
     "algorithm.critic_warmup_iterations=0",
     "algorithm.target_kl=null",
 )
-PPO = (
-    "env=maniskill_pick",
-    "env.chunks_per_rollout=10",
-    "warm_start.num_demos=24",
-    "warm_start.epochs=2",
-    "warm_start.head_epochs=4",
+SHORT = (  # sums that 200 steps of fine-tuning make solvable now and then
+    "data.level=sum1-2-9",
+    "plan=collocated",
+    "warm_start.steps=200",
+    "warm_start.num_examples=2048",
+    "generation.max_new_tokens=24",
+    "policy.context_length=48",
+)
+SHARDED = ("algorithm.sharding=fsdp2", "run.exact=false")
+ADAPTERS = ("policy.precision=bfloat16", "policy.lora.rank=8", "run.exact=false")
+LARGE = (  # 0.15 billion parameters with a critic of the same size
+    "algorithm=ppo",
     "algorithm.critic_warmup_iterations=0",
+    "algorithm.tokens_per_microbatch=16384",
+    "policy.hidden_size=1024",
+    "policy.num_layers=12",
+    "policy.num_heads=16",
+    "policy.intermediate_size=2816",
+    "policy.context_length=128",
+    "generation.max_new_tokens=64",
+    "generation.rows_per_batch=256",
+    "generation.max_num_seqs=256",
 )
 
 
@@ -77,43 +85,8 @@ class Options:
     only: str = ""
 
 
-class SkippedError(Exception):
-    """A check that this machine cannot run, and why."""
-
-
-def need_gpus(number: int) -> None:
-    """Skips the check on a machine with fewer."""
-    found = torch.cuda.device_count()
-    if found < number:
-        raise SkippedError(f"needs {number} CUDA device(s), found {found}")
-
-
-def example(config: TrainConfig, rows: int) -> tuple[TinyVLA, Observation, Tensor]:
-    """Returns a policy, what it sees of an env like PickCube's and what it is to have answered, on the CPU."""
-    env, draw = config.env, torch.Generator().manual_seed(0)
-    size = (env.obs_size, env.obs_size)
-    features = features_of(dict.fromkeys(env.cameras, size), {PROPRIO: 19}, 44)
-    policy = TinyVLA(config.policy, EnvSpec(env.task, rows, env.chunk, env.horizon, 7, features, "none"), seed=0)
-    pictures = torch.randint(0, 256, (len(env.cameras), rows, *size, 3), dtype=torch.uint8, generator=draw)
-    images = dict(zip(env.cameras, pictures, strict=True))
-    proprio = torch.randn(rows, 19, generator=draw)
-    tokens = torch.randint(0, policy.options.num_bins, (rows, env.chunk, 7), generator=draw)
-    return policy, Observation({PROPRIO: proprio}, ("pick up the cube",) * rows, images), tokens
-
-
 # --------------------------------------------------------------------------------------------------------------- checks
-def agrees(config: TrainConfig) -> dict[str, object]:
-    need_gpus(1)
-    vla, observation, tokens = example(config, 64)
-    score = lambda shown, chosen: vla.evaluate(vla.encode(shown), {"tokens": chosen}, config.policy.temperature)  # noqa: E731
-    here = score(observation, tokens).log_probs
-    vla.module.cuda()
-    there = score(observation.to("cuda"), tokens.cuda()).log_probs
-    return {"max_abs_log_prob_difference": float((here - there.cpu()).abs().max())}
-
-
 def physics(config: TrainConfig) -> dict[str, object]:
-    need_gpus(1)
     results: dict[str, object] = {}
     for rows in (64, 512, 2048):
         env = make_env(dataclasses.replace(config.env, options=config.env.options | {"backend": "gpu"}), rows, "cuda:0")
@@ -139,21 +112,6 @@ def physics(config: TrainConfig) -> dict[str, object]:
     return results
 
 
-def reduce(config: TrainConfig) -> dict[str, object]:
-    need_gpus(2)
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [(rank, 2, f"file://{folder}/meet", answers) for rank in range(2)]
-        processes = [context.Process(target=member, args=each) for each in arguments]
-        for process in processes:
-            process.start()
-        found = [answers.get(timeout=300) for _ in processes]
-        for process in processes:
-            process.join()
-    return {f"rank {rank}": {"exact_error": exact, "fast_error": fast} for rank, exact, fast in sorted(found)}
-
-
 def trained_toy(kind: str) -> tuple[dict[str, Tensor], float]:
     """Returns (weights on the CPU, largest log-ratio at the start) after two iterations on a kind of device."""
     config = compose_train(TOY)
@@ -166,7 +124,6 @@ def trained_toy(kind: str) -> tuple[dict[str, Tensor], float]:
 
 
 def same(config: TrainConfig) -> dict[str, object]:
-    need_gpus(1)
     (here, here_ratio), (there, there_ratio) = trained_toy("cpu"), trained_toy("cuda")
     return compared(here, there) | {"cpu_initial_log_ratio": here_ratio, "cuda_initial_log_ratio": there_ratio}
 
@@ -178,53 +135,49 @@ def compared(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> dict[st
     return {"max_abs_weight_difference": differences[worst], "where": worst}
 
 
-def language(config: TrainConfig) -> dict[str, object]:
-    need_gpus(1)
-    return language_on("cuda")
+def trained_language(kind: str, folder: str, overrides: tuple[str, ...] = (), count: int = 3) -> dict[str, object]:
+    """Trains a model folder for some iterations on one device.
+
+    Returns:
+        "weights" on the CPU, "seconds" and "tokens_per_s" of the last iteration, "mismatch": the largest difference of
+        log-probs between generation and training, over all iterations.
+    """
+    config = compose_math([*SHORT, f"policy.folder={folder}", *overrides])
+    with in_this_process(language_workflow(config, folder), config.plan.variants, kind) as executor:
+        mismatch, seconds, tokens, start = 0.0, 0.0, 0.0, time.perf_counter()
+        for _, metrics in iterations(job_of(config), executor, count):
+            seconds, tokens = time.perf_counter() - start, metrics["rollout/tokens"]
+            mismatch = max(mismatch, metrics["losses/mismatch_max"])
+            start = time.perf_counter()
+        found = {"weights": weights_of(executor), "seconds": seconds}
+        return {**found, "tokens_per_s": tokens / seconds, "mismatch": mismatch}
 
 
 def language_on(kind: str) -> dict[str, object]:
     """Returns the results of short trainings of a language model on a kind of device, compared with the CPU's."""
-    start = fine_tuned()
+    start = starting_folder(compose_math(SHORT), in_process=True)  # a CPU fine-tunes it, or it lies in the cache
     runs = {
-        "cpu": trained("cpu", start),
-        kind: trained(kind, start),
-        "sharded": trained(kind, start, SHARDED),
-        "adapters": trained(kind, start, ADAPTERS),
+        "cpu": trained_language("cpu", start),
+        kind: trained_language(kind, start),
+        "sharded": trained_language(kind, start, SHARDED),
+        "adapters": trained_language(kind, start, ADAPTERS),
     }
     if kind != "cpu":  # hours there
         with tempfile.TemporaryDirectory() as folder:
-            runs["large"] = trained(kind, random_model(Path(folder), LARGE), LARGE)
+            CausalLM.tiny(compose_math([*SHORT, *LARGE]).policy, seed=0).save(Path(folder))  # random weights
+            runs["large"] = trained_language(kind, folder, LARGE)
     weights = {name: cast("dict[str, Tensor]", run.pop("weights")) for name, run in runs.items()}
     differences = {f"cpu against {kind}": compared(weights["cpu"], weights[kind])}
     differences["sharded against not"] = compared(weights[kind], weights["sharded"])
     return {**runs, **differences}
 
 
-def plans(words: Sequence[str]) -> dict[str, object]:
-    """Returns seconds of an iteration, predicted from a profile of these devices and measured, by plan."""
-    found, _ = run_case(words, 1, least_devices=1)
-    return {
-        name: {"predicted_s": plan.predicted_s, "measured_s": plan.measured_s.median, "error": plan.error}
-        for name, plan in found.items()
-    }
-
-
-def on_gpu(run: Callable[..., dict[str, object]], *given: object) -> dict[str, object]:
-    """Returns what work gives that needs one GPU at least."""
-    need_gpus(1)
-    return run(*given)
-
-
 CHECKS = {
-    "agrees": agrees,
     "physics": physics,
-    "reduce": reduce,
     "same": same,
-    "language": language,
-    "rollout": lambda config: on_gpu(rollouts, published(), "cuda:0"),
-    "lora": lambda config: on_gpu(training, published(), "cuda:0"),
-    "plans": lambda config: on_gpu(plans, [*PPO, "cluster.torch_device=cuda"]),
+    "language": lambda config: language_on("cuda"),
+    "rollout": lambda config: rollouts(published(), "cuda:0"),
+    "lora": lambda config: training(published(), "cuda:0"),
 }
 
 
@@ -234,11 +187,11 @@ def measure(run: Run[Options]) -> Report:
     config = compose_train(["plan=collocated", *run.overrides])
     results: dict[str, object] = {}
     failed = False
+    if not torch.cuda.is_available():
+        raise ConfigError("torch finds no CUDA device, which all checks need: run them on a machine with one")
     for name, check in checks.items():
         try:
             results[name] = check(config)
-        except SkippedError as reason:
-            results[name] = {"skipped": str(reason)}
         except Exception as error:  # noqa: BLE001 - one broken check must not hide the others
             traceback.print_exc()
             results[name], failed = {"failed": f"{type(error).__name__}: {error}"}, True
@@ -249,4 +202,4 @@ def measure(run: Run[Options]) -> Report:
 BENCHMARK = Benchmark("gpu", Options, measure, takes_overrides=True, one_thread=False)
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    BENCHMARK.main()

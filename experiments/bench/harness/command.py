@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from experiments.bench.harness.processes import ONE_THREAD
 from experiments.bench.harness.report import Report, machine, write_results
-from rlinf_embodied.command_line import help_text, print_only
+from rlinf_embodied import command_line
 from rlinf_embodied.compose import compose, split
-from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.errors import WorkerError
 
 _Options = TypeVar("_Options")
 _Case = TypeVar("_Case")
@@ -49,39 +48,26 @@ class Benchmark(Generic[_Options]):
     takes_overrides: bool = False
     one_thread: bool = True  # whether this process and those it starts compute with one thread each
 
-    def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Measures, prints and writes; returns the exit code, 2 for wrong input."""
-        words = sys.argv[1:] if arguments is None else arguments
-        try:
-            if {"-h", "--help"} & set(words):
-                print_only(help_text(self.options))
-            return self._run(words)
-        except RlinfError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+    def main(self, words: Sequence[str] | None = None) -> NoReturn:
+        """Measures, prints, writes and exits; see rlinf_embodied/command_line.py for the exit codes."""
+        command_line.main(self._run, self.options, self._asked, words)
 
-    def _run(self, words: Sequence[str]) -> int:
+    def _asked(self, words: Sequence[str]) -> Run[_Options]:
         options, overrides = split(self.options, words) if self.takes_overrides else (compose(self.options, words), [])
+        recorded = [word for word in words if not word.startswith(PRIVATE)]
+        return Run(options, overrides, {"benchmark": self.name, "arguments": recorded, "machine": machine()})
+
+    def _run(self, run: Run[_Options]) -> int:
         if self.one_thread:
             use_one_thread_per_process()
-        recorded = [word for word in words if not word.startswith(PRIVATE)]
-        run = Run(options, overrides, {"benchmark": self.name, "arguments": recorded, "machine": machine()})
-        with _sigterm_exits():
+        try:
             report = self.measure(run)
-        if report.text:
-            print(report.text)
+        except WorkerError as error:  # a process that a benchmark has started; its log is named
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        print(report.text, end="\n" if report.text else "")
         report.write(run.out, run.known)
         return report.exit_code
-
-
-@contextmanager
-def _sigterm_exits() -> Iterator[None]:
-    """Within it SIGTERM raises SystemExit, so that a benchmark ends the processes that it started."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def names_of(text: str) -> list[str]:
@@ -97,8 +83,7 @@ def chosen(names: str, cases: Mapping[str, _Case], option: str = "cases") -> dic
     """
     wanted = names_of(names) or list(cases)
     for name in wanted:
-        if name not in cases:
-            raise ConfigError(f"{option} has {name!r}, but there are {', '.join(cases)}: use some of these")
+        require(name in cases, option, name, f"there are {', '.join(cases)}", "use some of these")
     return {name: cases[name] for name in wanted}
 
 

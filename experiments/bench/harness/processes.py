@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,65 +19,39 @@ class Child:
     """A command that runs in the background and prints into a log."""
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        log: Path,
-        environment: Mapping[str, str] | None = None,
-        cwd: Path = REPOSITORY,
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Starts it, with this repository first on its path.
+        """Starts it in the repository, which is first on its path.
 
         Args:
             name: what failures call it.
             command: its words; the first ones may be ("-m", module), for this process's Python.
             log: the file for what it prints.
             environment: variables in addition to this process's.
-            cwd: where it runs.
         """
         self.name, self.log = name, log
         paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
         words = [sys.executable, *command] if command[0] == "-m" else list(command)
+        variables = {**os.environ, "PYTHONPATH": paths, **(environment or {})}
         with log.open("w", encoding="utf-8") as out:
-            self.process = subprocess.Popen(
-                words, cwd=cwd, env={**os.environ, "PYTHONPATH": paths, **(environment or {})}, stdout=out, stderr=out
-            )
+            self.process = subprocess.Popen(words, cwd=REPOSITORY, env=variables, stdout=out, stderr=out)
 
-    def check(self, code: int) -> None:
-        """Takes the exit code.
+    def wait(self) -> float:
+        """Waits for its end; returns the processor seconds of it and of those that it waited for.
 
         Raises:
-            WorkerError: it is that of a failure.
+            WorkerError: it failed.
         """
+        _, status, usage = os.wait4(self.process.pid, 0)
+        self.process.returncode = code = os.waitstatus_to_exitcode(status)
         if code:
             raise WorkerError(f"{self.name} ended with exit code {code}, see {self.log}:\n{last_lines(self.log)}")
-
-    def wait(self) -> None:
-        """Waits for its end.
-
-        Raises:
-            WorkerError: it failed.
-        """
-        self.check(self.process.wait())
-
-    def ended(self) -> float | None:
-        """Returns the processor seconds of it and of those that it waited for once it has ended, None before.
-
-        Raises:
-            WorkerError: it failed.
-        """
-        pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
-        if pid == 0:
-            return None
-        self.process.returncode = os.waitstatus_to_exitcode(status)
-        self.check(self.process.returncode)
         return usage.ru_utime + usage.ru_stime
 
     def stop(self) -> None:
-        """Ends one that nobody waits for any more."""
+        """Asks one that still runs to end; `wait` returns then."""
         if self.process.returncode is None:
-            self.process.terminate()
-            self.process.wait()
+            os.kill(self.process.pid, signal.SIGTERM)
 
 
 def last_lines(log: Path, count: int = 5) -> str:

@@ -1,10 +1,14 @@
-"""Repeated measurements: spreads, ratios round by round, goals."""
+"""Repeated measurements: arms in alternation, spreads, ratios round by round, goals."""
 
 from __future__ import annotations
 
+import gc
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import TypeVar
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +81,31 @@ class Goal:
 def ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
     """Returns the spread of the quotients round by round, which shares whatever slowed a round as a whole."""
     return Spread.of(a / b for a, b in zip(above, below, strict=True))
+
+
+def alternate(
+    arms: Mapping[str, Callable[[], _Found]], rounds: int, warm_up: int = 0, quiet: bool = False
+) -> dict[str, list[_Found]]:
+    """Returns what each arm gave, round by round; arms alternate, so that other work disturbs them alike.
+
+    Args:
+        arms: what is called once per round, by name; every other round goes backwards.
+        rounds: that count.
+        warm_up: rounds before them.
+        quiet: whether no line is printed after each of those that count.
+    """
+    found: dict[str, list[_Found]] = {name: [] for name in arms}
+    anyway = gc.get_freeze_count() > 0
+    for number in range(-warm_up, rounds):
+        if number == 0:
+            gc.collect()
+            gc.freeze()  # no arm pays for looking through what the others keep
+        for name in list(arms)[:: -1 if number % 2 else 1]:
+            given = arms[name]()
+            if number >= 0:
+                found[name].append(given)
+        if number >= 0 and not quiet:
+            print(f"round {number + 1}/{rounds}", flush=True)
+    if not anyway:
+        gc.unfreeze()
+    return found

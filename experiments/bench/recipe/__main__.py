@@ -16,23 +16,21 @@ start and RL, core-minutes of the whole; worst, median and best over the seeds; 
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from experiments.bench.harness import Benchmark, Child, Report, Run
 from experiments.bench.recipe.outcomes import Outcome, cells, in_order, outcome_of, page
 from rlinf_embodied.cluster.hardware import num_cores
 from rlinf_embodied.config import WarmStartConfig
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.config.checks import require, require_one_of
 from rlinf_embodied.reporting.seeds import seeds_of
 
 EXPERIMENTS = Path(__file__).resolve().parents[2]
@@ -84,44 +82,6 @@ def commands(
     ]
 
 
-@dataclass(slots=True)
-class Seed:
-    """One seed's commands, of which one is running."""
-
-    number: int
-    folder: Path
-    cache: Path  # none shares it
-    left: list[list[str]]
-    child: Child | None = None
-    core_s: float = 0.0
-
-    def begin(self) -> None:
-        """Starts the next command; its output goes to a log in the folder."""
-        words, variables = self.left.pop(0), {"RLINF_EMBODIED_CACHE": str(self.cache)}
-        self.child = Child(
-            f"the run of seed {self.number}", words, self.folder / f"log_{len(self.left)}.txt", variables
-        )
-
-    def ended(self) -> bool:
-        """Whether all commands have; starts the next one if the present one has."""
-        assert self.child is not None
-        if (core_s := self.child.ended()) is None:
-            return False
-        self.core_s += core_s
-        if self.left:
-            self.begin()
-        return not self.left and self.child.process.returncode is not None
-
-    def outcome(self) -> Outcome:
-        run, teacher = self.folder, self.folder / "teacher/summary.json"
-        if teacher.exists():
-            run = self.folder / "student"
-        summary = json.loads((run / "summary.json").read_text())
-        num_demos = OmegaConf.load(run / "config.yaml").warm_start.num_demos
-        taught_by = json.loads(teacher.read_text())["after"] if teacher.exists() else None
-        return outcome_of(self.number, summary, self.core_s / 60, num_demos, taught_by)
-
-
 def with_demos(number: int) -> list[str]:
     """Returns the overrides for a number of demonstrations: epochs such that as many minibatches are seen as ever."""
     usual = WarmStartConfig()
@@ -131,42 +91,41 @@ def with_demos(number: int) -> list[str]:
 
 def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Outcome]], None]) -> list[Outcome]:
     """Runs every seed and returns the outcomes in the order of the seeds; `keep` gets those so far after each run."""
-    shared = own.side_by_side > 1
+    side_by_side, number_of_cores = own.side_by_side, num_cores()
+    rule = f"there are {number_of_cores} cores"
+    require(1 <= side_by_side <= number_of_cores, "side_by_side", side_by_side, rule, "use at most so many")
     numbers: list[int | None] = [*seeds_of(own.demos, "demos")] if own.demos else [None]
-    waiting = [(number, seed) for seed in seeds_of(own.seeds, "seeds") for number in numbers]
     root = Path(own.keep or tempfile.mkdtemp(prefix="recipe-")).resolve()
-    cores = list(range(num_cores()))[: own.side_by_side]
-    if shared and len(cores) < own.side_by_side:
-        raise ConfigError(f"side_by_side is {own.side_by_side}, but there are {num_cores()} cores: use fewer")
+    cores, children = SimpleQueue[int | None](), list[Child]()
+    for core in range(side_by_side):
+        cores.put(core if side_by_side > 1 else None)
 
-    def start(number: int | None, seed: int, core: int) -> Seed:
+    def one(number: int | None, seed: int) -> Outcome:
         folder = root / (f"{own.recipe}-{seed}" + ("" if number is None else f"-{number}"))
-        mine = [*([] if number is None else with_demos(number)), *overrides]
         shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
         folder.mkdir(parents=True)
-        todo = commands(own.recipe, seed, folder, own.episodes, core if shared else None, mine)
-        made = Seed(seed, folder, root / f"cache-{seed}", todo)
-        made.begin()
-        return made
+        mine, core, core_s = [*([] if number is None else with_demos(number)), *overrides], cores.get(), 0.0
+        try:
+            for k, words in enumerate(commands(own.recipe, seed, folder, own.episodes, core, mine)):
+                cache = {"RLINF_EMBODIED_CACHE": str(root / f"cache-{seed}")}  # none shares it
+                children.append(Child(f"the run of seed {seed}", words, folder / f"log_{k}.txt", cache))
+                core_s += children[-1].wait()
+        finally:
+            cores.put(core)
+        return outcome_of(folder, seed, core_s / 60)
 
-    running: dict[int, Seed] = {}  # by core
-    done: list[Outcome] = []
+    pool, done = ThreadPoolExecutor(side_by_side), list[Outcome]()
     try:
-        while waiting or running:
-            for core in cores:
-                if core not in running and waiting:
-                    running[core] = start(*waiting.pop(0), core)
-            for core, seed in list(running.items()):
-                if seed.ended():
-                    del running[core]
-                    done.append(outcome := seed.outcome())
-                    print(f"{outcome.num_demos} demonstrations | " + " | ".join(cells(outcome)), flush=True)
-                    keep(done)
-            time.sleep(1.0)
+        runs = [pool.submit(one, number, seed) for seed in seeds_of(own.seeds, "seeds") for number in numbers]
+        for run in as_completed(runs):
+            done.append(outcome := run.result())
+            print(f"{outcome.num_demos} demonstrations | " + " | ".join(cells(outcome)), flush=True)
+            keep(done)
     finally:
-        for seed in running.values():
-            if seed.child is not None:
-                seed.child.stop()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in children:
+            child.stop()
+        pool.shutdown()
         if not own.keep:
             shutil.rmtree(root)
     return in_order(done)
@@ -175,8 +134,7 @@ def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Out
 def measure(run: Run[Options]) -> Report:
     """Runs every seed."""
     own = run.options
-    if own.recipe not in {**RECIPES, **TAUGHT}:
-        raise ConfigError(f"recipe is {own.recipe!r}, but there are {', '.join([*RECIPES, *TAUGHT])}: use one of these")
+    require_one_of(own, "", "recipe", *RECIPES, *TAUGHT)
 
     def content(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         return {"outcomes": [asdict(outcome) for outcome in outcomes]}
@@ -189,4 +147,4 @@ def measure(run: Run[Options]) -> Report:
 BENCHMARK = Benchmark("recipe", Options, measure, takes_overrides=True, one_thread=False)
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    BENCHMARK.main()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from experiments.bench.harness import Table, command_text
 from rlinf_embodied.telemetry.metrics import Rate, percent
@@ -29,28 +33,24 @@ class Outcome:
     core_min: float  # processor time of the whole command
     weights_sha256: str
     num_demos: int
-    teacher: Mapping[str, Any] | None = (
-        None  # the evaluation of the policy that made the demonstrations; None: the expert
-    )
+    teacher: Mapping[str, Any] | None = None  # the evaluation of the policy that demonstrated; None: the expert
 
 
-def outcome_of(
-    seed: int, summary: Mapping[str, Any], core_min: float, num_demos: int, teacher: Mapping[str, Any] | None
-) -> Outcome:
-    """Returns what a run's summary.json says."""
+def outcome_of(folder: Path, seed: int, core_min: float) -> Outcome:
+    """Returns what the runs in a seed's folder came to."""
+    teacher = folder / "teacher/summary.json"
+    run = folder / "student" if teacher.exists() else folder
+    summary = json.loads((run / "summary.json").read_text())
+    kept = ("before", "after", "env_steps", "iterations", "weights_sha256")
     return Outcome(
-        seed,
-        summary["before"],
-        summary["after"],
-        summary["env_steps"],
-        summary["iterations"],
-        summary["startup_s"]["warm start"] / 60,
-        summary["rl_s"] / 60,
-        summary["checks_s"] / 60,
-        core_min,
-        summary["weights_sha256"],
-        num_demos,
-        teacher,
+        seed=seed,
+        warm_start_min=summary["startup_s"]["warm start"] / 60,
+        rl_min=summary["rl_s"] / 60,
+        checks_min=summary["checks_s"] / 60,
+        core_min=core_min,
+        num_demos=OmegaConf.load(run / "config.yaml").warm_start.num_demos,
+        teacher=json.loads(teacher.read_text())["after"] if teacher.exists() else None,
+        **{name: summary[name] for name in kept},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from runs import tiny_overrides
 
 from experiments.bench import auto as bench
 from experiments.bench.harness.trainings import outside_stages
@@ -51,3 +52,12 @@ def test_a_report_is_json_and_a_table(tmp_path) -> None:
 def test_every_workload_is_one_that_trains() -> None:
     for overrides in bench.CASES.values():
         assert bench.composed(overrides).plan.is_auto
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_iteration_under_each_plan_has_predicted_and_measured_seconds(ray_cluster) -> None:
+    short = ["warm_start.from_scratch=true", "env.chunks_per_rollout=3", "plan.profile_budget_s=1"]
+    found, _ = bench.run_case([*tiny_overrides(*short), "cluster.num_devices=2"], 1, names=["collocated"])
+    assert set(found) == {"auto", "collocated"}
+    assert all(plan.error == plan.predicted_s / plan.measured_s.median - 1 for plan in found.values())

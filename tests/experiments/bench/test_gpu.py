@@ -1,4 +1,4 @@
-"""The GPU benchmark: what it skips and how it fails, and those of its parts that a CPU can run."""
+"""The GPU benchmark: how it fails, and those of its parts that a CPU can run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import openvla_folders
 import pytest
 import torch
-from runs import tiny_overrides
 
 from experiments.bench.gpu import __main__ as gpu
 from experiments.bench.gpu.openvla import Work, forward_flops, meta_network, rollouts, training
@@ -26,21 +25,19 @@ TOY = Work(
 )
 
 
-def test_without_a_gpu_every_check_is_skipped_with_the_reason(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}"]) == 0
-    results = json.loads((tmp_path / "gpu.json").read_text())["results"]
-    assert set(results) == set(gpu.CHECKS)
-    assert all("CUDA device(s), found 0" in result["skipped"] for result in results.values())
-
-
-def test_a_broken_check_does_not_hide_the_others_and_shows_in_the_exit_code(monkeypatch, tmp_path):
+def test_a_gpu_is_needed_and_a_broken_check_does_not_hide_the_others_and_shows_in_the_exit_code(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        gpu.BENCHMARK.main([])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setitem(gpu.CHECKS, "physics", lambda config: {}["nothing"])
     monkeypatch.setitem(gpu.CHECKS, "same", lambda config: {"seconds": 1.0})
-    assert gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}", "only=physics,same"]) == 1
+    with pytest.raises(SystemExit, match="1"):
+        gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}", "only=physics,same"])
     results = json.loads((tmp_path / "gpu.json").read_text())["results"]
     assert results == {"physics": {"failed": "KeyError: 'nothing'"}, "same": {"seconds": 1.0}}
-    assert gpu.BENCHMARK.main(["only=phisics"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        gpu.BENCHMARK.main(["only=phisics"])
 
 
 def test_the_toy_training_begins_on_policy_and_weights_are_compared():
@@ -69,23 +66,10 @@ def test_an_openvla_of_toy_size_is_measured_on_an_accelerator() -> None:
     assert update["samples_per_s"] == pytest.approx(2 / update["seconds"])
 
 
-SHORT = ["warm_start.from_scratch=true", "env.chunks_per_rollout=3", "plan.profile_budget_s=1"]
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("sim", marks=pytest.mark.accelerator)]
-)
-def test_an_iteration_under_each_plan_has_predicted_and_measured_seconds(kind: str) -> None:
-    placed = ["cluster.device_module=simulated_accelerator", "cluster.num_devices=1"] if kind == "sim" else []
-    found = gpu.plans([*tiny_overrides(*SHORT), f"cluster.torch_device={kind}", *placed])
-    assert {"auto", "collocated"} <= set(found)
-    for plan in found.values():
-        assert plan["error"] == pytest.approx(plan["predicted_s"] / plan["measured_s"] - 1)
-
-
 @pytest.mark.gpu
 def test_every_check_passes_on_a_gpu(tmp_path):
-    assert gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}"]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}"])
     results = json.loads((tmp_path / "gpu.json").read_text())["results"]
     assert results["same"]["max_abs_weight_difference"] < 1e-2
     assert results["same"]["cpu_initial_log_ratio"] <= 1e-5
@@ -93,7 +77,5 @@ def test_every_check_passes_on_a_gpu(tmp_path):
     assert results["language"]["cpu against cuda"]["max_abs_weight_difference"] < 1e-2
     assert results["language"]["sharded against not"]["max_abs_weight_difference"] < 1e-3
     assert results["language"]["cuda"]["mismatch"] < 1e-4 < results["language"]["adapters"]["mismatch"] < 0.5
-    assert results["agrees"]["max_abs_log_prob_difference"] < 1e-2
     assert 0 < results["rollout"]["autoregressive"]["actions_per_s"] < results["rollout"]["parallel"]["actions_per_s"]
     assert results["lora"]["samples_per_s"] > 0
-    assert results["plans"]["collocated"]["measured_s"] > 0

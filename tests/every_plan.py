@@ -1,82 +1,30 @@
-"""How often, and by how much, the search misses the best plan of small random cases, whose plans are all enumerated.
+"""All plans of a case small enough, which share only the simulation with the search.
 
-python -m experiments.bench.planner.brute_force [cases=100] [seed=0] [stages=4] [devices=3] [shares=true] [limit_s=60]
-                                               [out=brute_force]
-
-The plans differ in the order of stages, streaming, chunks, shards, devices, blocks per device and, if not everything
-fits, exclusive pairs.  Plans with a device that has more work than the best plan takes are skipped.  The enumeration
-shares only the simulation with the search.  A case that takes longer than limit_s is
-reported as incomplete.
+They differ in the order of stages, streaming, chunks, shards, devices, blocks per device and, if not everything fits,
+exclusive pairs.  Plans with a device that has more work than the best plan takes are skipped.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
-from experiments.bench.harness import Benchmark, Report, Run, Table
-from experiments.bench.planner.random_cases import random_case
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.check import check
-from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.planning.plan import Item, Place, Plan, in_order
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import Simulator
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The arguments."""
-
-    cases: int = 100
-    seed: int = 0
-    stages: int = 4
-    devices: int = 3
-    shares: bool = True
-    limit_s: float = 60.0
-    out: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What came of a case; seconds per iteration."""
-
-    seed: int
-    stages: int
-    devices: int
-    blocks: int
-    search_s: float
-    best_s: float
-    simulated: int
-    complete: bool
-    cpu_s: float  # of the search
-    best: str
-
-    @property
-    def regret(self) -> float:
-        """By how much the search's plan is slower than the best one, as a share."""
-        return max(0.0, self.search_s / self.best_s - 1.0)
-
-    def row(self) -> dict[str, str]:
-        """Returns its cells of the table."""
-        return {
-            **{"case": str(self.seed), "stages": str(self.stages), "devices": str(self.devices)},
-            **{"blocks": str(self.blocks), "search s": f"{self.search_s:.4g}", "best s": f"{self.best_s:.4g}"},
-            **{"regret": f"{self.regret:.2%}", "plans": str(self.simulated), "complete": str(self.complete)},
-            **{"CPU s": f"{self.cpu_s:.2f}", "best plan": self.best if self.regret > 0.001 else ""},
-        }
-
-
 class Enumeration:
     """All plans of one case."""
 
-    def __init__(self, pricer: Pricer, shares: bool, limit_s: float) -> None:
-        self.pricer, self.work, self.shares = pricer, pricer.workflow, shares
+    def __init__(self, pricer: Pricer, limit_s: float) -> None:
+        self.pricer, self.work = pricer, pricer.workflow
         self.simulator, self.until = Simulator(pricer), time.process_time() + limit_s
         self.simulated, self.complete = 0, True
         self.best_s, self.best = math.inf, ""
@@ -154,7 +102,7 @@ class Enumeration:
         for size in range(1, min(len(devices), units) + 1):
             for chosen in itertools.combinations(devices, size):
                 yield Place(stage, chosen)
-                for ends in itertools.combinations(range(1, units), size - 1) if self.shares and size > 1 else ():
+                for ends in itertools.combinations(range(1, units), size - 1) if size > 1 else ():
                     sizes = (b - a for a, b in itertools.pairwise((0, *ends, units)))
                     yield Place(stage, chosen, tuple(n * chunks for n in sizes))
 
@@ -183,46 +131,3 @@ class Enumeration:
         seconds = self.simulator.run(plan).iteration_s
         if seconds < self.best_s * (1 - 1e-9):
             self.best_s, self.best = seconds, to_text(plan)
-
-
-def compare(seed: int, own: Options) -> Case | None:
-    """Searches and enumerates a case; None where nothing fits."""
-    pricer = random_case(seed, own.stages, own.devices)
-    start = time.process_time()
-    try:
-        ranking = rank(pricer, search_s=600.0)
-    except PlanError:
-        return None
-    cpu_s, search_s = time.process_time() - start, ranking.best.iteration_s
-    found = Enumeration(pricer, own.shares, own.limit_s)
-    found.run(search_s)
-    work = pricer.workflow
-    return Case(
-        *(seed, len(work.stages), pricer.cluster.num_devices, work.num_blocks, search_s),
-        *(found.best_s, found.simulated, found.complete, cpu_s, found.best),
-    )
-
-
-def measure(run: Run[Options]) -> Report:
-    """Compares case by case."""
-    own, cases = run.options, []
-    for seed in range(own.seed, own.seed + own.cases):
-        case = compare(seed, own)
-        if case is not None:
-            cases.append(case)
-            print(" ".join(case.row().values()), flush=True)
-    regrets = sorted(case.regret for case in cases)
-    summary = (
-        f"{len(cases)} cases, {sum(case.complete for case in cases)} complete: {sum(r > 0.01 for r in regrets)} "
-        f"over 1 %, {sum(r > 0.001 for r in regrets)} over 0.1 %, worst {regrets[-1]:.2%}"
-    )
-    print(summary)
-    table = Table(list(cases[0].row()), [list(case.row().values()) for case in cases if case.regret > 0.001])
-    content = {"cases": [asdict(case) for case in cases], "summary": summary}
-    return Report(content=content, text=f"{table}\n{summary}", markdown=f"{summary}\n\n{table.markdown()}")
-
-
-BENCHMARK = Benchmark("planner.brute_force", Options, measure)
-
-if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())

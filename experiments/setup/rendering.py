@@ -1,8 +1,8 @@
-"""Makes sure that SAPIEN can render: finds a Vulkan device, or installs Mesa's software one (llvmpipe).
+"""Makes sure that SAPIEN and MuJoCo can render: finds a Vulkan device and EGL, or installs Mesa's (llvmpipe).
 
-`python -m experiments.setup.vulkan` checks, installs Mesa if it may (root on Debian or Ubuntu) and checks again by
-rendering an image; `dry=true` prints what it would do.  Exit code 0: rendering works; 1: it does not, and the last
-lines name the command to run.
+`python -m experiments.setup.rendering` checks, installs Mesa if it may (root on Debian or Ubuntu) and checks again by
+rendering an image; `dry=true` prints what it would do.  Exit code 0: SAPIEN renders; 1: it does not, and the last lines
+name the command to run.  Without EGL the command to run is only printed: MuJoCo's simulators are optional.
 
 SAPIEN needs descriptor indexing, which Mesa's llvmpipe has from 23.1 on.  Debian 12 ships 22.3.6, so there the package
 comes from bookworm-backports, taken from the same mirror as the machine's other packages and for this call of apt only.
@@ -10,6 +10,7 @@ comes from bookworm-backports, taken from the same mirror as the machine's other
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import re
 import shlex
@@ -17,10 +18,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = ("mesa-vulkan-drivers", "libvulkan1")
+VULKAN, OPENGL = ("mesa-vulkan-drivers", "libvulkan1"), ("libegl1",)  # Debian's packages
 BACKPORTS = "bookworm-backports"
 APT_ROOT = Path("/etc/apt")
 OLDEST_STOCK = {"debian": 13, "ubuntu": 22}  # releases whose own Mesa is new enough
@@ -74,6 +76,11 @@ def probe_rendering(picture: bool = False, timeout_s: float = 180.0) -> Renderin
     return Rendering(done.returncode == 0, ", ".join(devices), "" if done.returncode == 0 else reason)
 
 
+def has_opengl() -> bool:
+    """Returns whether MuJoCo has an off-screen renderer: EGL or OSMesa is installed, or MUJOCO_GL names another."""
+    return bool(os.environ.get("MUJOCO_GL")) or any(map(ctypes.util.find_library, ("EGL", "OSMesa")))
+
+
 def read_system(path: Path = Path("/etc/os-release")) -> System:
     """Returns the Linux distribution; System("unknown", 0) where there is no such file."""
     if not path.exists():
@@ -98,11 +105,14 @@ def find_mirror(apt_root: Path = APT_ROOT) -> str | None:
     return None
 
 
-def install_commands(system: System, sources: Path, apt_root: Path = APT_ROOT) -> list[list[str]] | None:
-    """Returns the commands that install software Vulkan on this distribution, None where we know none.
+def install_commands(
+    system: System, packages: Sequence[str], sources: Path, apt_root: Path = APT_ROOT
+) -> list[list[str]] | None:
+    """Returns the commands that install packages on this distribution, None for an unknown one.
 
     Args:
         system: the distribution.
+        packages: some of VULKAN and OPENGL.
         sources: an empty folder, for the apt sources of these commands; filled for Debian 12, otherwise left alone.
         apt_root: where apt's own settings lie.
     """
@@ -118,7 +128,7 @@ def install_commands(system: System, sources: Path, apt_root: Path = APT_ROOT) -
         release = ["-t", BACKPORTS]
     elif system.version < OLDEST_STOCK.get(system.name, 1 << 30):
         return None
-    install = ["apt-get", *options, "install", "-y", "-q", "--no-install-recommends", *release, *PACKAGES]
+    install = ["apt-get", *options, "install", "-y", "-q", "--no-install-recommends", *release, *packages]
     return [["apt-get", *options, "update", "-q"], install]
 
 
@@ -128,9 +138,10 @@ def manual_instructions(system: System) -> str:
     if system.name in ("debian", "ubuntu"):
         return f"run as root:\n  sudo {script}"
     known = {"fedora": "dnf install", "rhel": "dnf install", "arch": "pacman -S", "opensuse": "zypper install"}
-    names = "vulkan-swrast vulkan-icd-loader" if system.name == "arch" else "mesa-vulkan-drivers vulkan-loader"
+    arch = system.name == "arch"
+    names = "vulkan-swrast vulkan-icd-loader libglvnd" if arch else "mesa-vulkan-drivers vulkan-loader libglvnd-egl"
     command = f"sudo {known.get(system.name, '<your package manager> install')} {names}"
-    return f"install Mesa's Vulkan drivers (23.1 or newer) and check again:\n  {command} && {script}"
+    return f"install Mesa's Vulkan drivers (23.1 or newer) and EGL, and check again:\n  {command} && {script}"
 
 
 def nvidia_hint() -> str:
@@ -143,12 +154,12 @@ def nvidia_hint() -> str:
     )
 
 
-def install(system: System, dry_run: bool) -> bool:
-    """Runs the commands for this distribution; returns whether there were any and they ended well."""
+def install(system: System, packages: Sequence[str], dry_run: bool = False) -> bool:
+    """Runs the commands for this distribution and packages; returns whether there were any and they ended well."""
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
         sources.chmod(0o755)  # apt drops its privileges while it reads and loads
-        commands = install_commands(system, sources)
+        commands = install_commands(system, packages, sources)
         for command in commands or []:
             print("+ " + shlex.join(command), flush=True)
             if dry_run:
@@ -169,27 +180,27 @@ class Options:
 
 def make_render(own: Options) -> int:
     """Returns the exit code."""
-    found = probe_rendering()
-    if found.works and not own.dry:
-        print(f"Vulkan: {found.device}")
-        return 0
-    system = read_system()
+    found, opengl = probe_rendering(), has_opengl()
     print(f"Vulkan: {found.device if found.works else 'no usable device (' + found.output + ')'}")
-    if hint := nvidia_hint():
+    if not opengl:
+        print("OpenGL: neither EGL nor OSMesa is installed, with which MuJoCo's simulators render")
+    if found.works and opengl and not own.dry:
+        return 0
+    if not found.works and (hint := nvidia_hint()):
         print(hint)
-    if os.geteuid() != 0 and not own.dry:
-        print(f"error: installing software Vulkan needs root: {manual_instructions(system)}", file=sys.stderr)
-        return 1
-    if not install(system, own.dry):
-        print(f"error: software Vulkan could not be installed: {manual_instructions(system)}", file=sys.stderr)
-        return 1
+    wanted = [*(() if found.works and not own.dry else VULKAN), *(() if opengl and not own.dry else OPENGL)]
+    system, is_root = read_system(), os.geteuid() == 0 or own.dry
+    if not (is_root and install(system, wanted, own.dry)):
+        problem = "could not be installed" if is_root else "needs root to be installed"
+        print(f"error: {' '.join(wanted)} {problem}: {manual_instructions(system)}", file=sys.stderr)
+        return int(not found.works)
     if own.dry:
         return 0
     found = probe_rendering(picture=True)
     if not found.works:
         print(f"error: SAPIEN still cannot render ({found.output}): {manual_instructions(system)}", file=sys.stderr)
         return 1
-    print(f"Vulkan: {found.device} (installed; a picture was rendered)")
+    print(f"Vulkan: {found.device} ({' '.join(wanted)} installed; a picture was rendered)")
     return 0
 
 

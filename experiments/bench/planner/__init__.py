@@ -1,1 +1,0 @@
-"""The plans that the search finds, against every plan of small random cases."""
