@@ -134,6 +134,10 @@ class LanguagePolicy(Protocol):
         """
         ...
 
+    def update_flops(self, lengths: Sequence[int], predicted: int) -> float:
+        """Returns the FLOPs of forward and backward passes over sequences with so many tokens of completions in all."""
+        ...
+
     def decoder(self, max_num_seqs: int, width: int) -> Decoder:
         """Returns memory for S rows of at most `width` tokens each, with the weights as they are now."""
         ...

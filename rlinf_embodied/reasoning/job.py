@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,7 @@ from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.telemetry.trace import stage_seconds
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import load_checkpoint
 from rlinf_embodied.workflow.graph import Workflow
@@ -151,7 +153,15 @@ class ReasoningJob:
         used, per_round = progress.counts.get(_PROBLEMS, 0), self.config.rl.prompts_per_iteration
         end, counts = self.config.run.num_iterations, progress.counts
         pools = {key.removeprefix(_POOLS): bool(n) for key, n in counts.items() if key.startswith(_POOLS)}
+        start = time.perf_counter()
         result, metrics = run_iteration(executor, progress.iteration, Position(used, pools), per_round, end)
+        seconds = (time.perf_counter() - start) * len(executor.plan.devices())
+        metrics["charts/tokens_per_s_per_device"] = metrics["rollout/tokens"] / seconds
+        busy = stage_seconds(result.spans).get("time/actor_s", 0.0) * len(executor.workers("actor"))
+        if busy and "charts/update_tflop" in metrics:
+            metrics["charts/update_tflop_per_s_per_device"] = metrics["charts/update_tflop"] / busy
+        if busy and "charts/update_at_peak_s" in metrics:
+            metrics["charts/update_mfu"] = metrics.pop("charts/update_at_peak_s") / busy
         for group in in_order(result.all_of("reward", list)) if self.config.data.has_pools else ():
             counts.pop(_POOLS + group.key, None)
             if all(group.correct) or not any(group.correct):
