@@ -152,13 +152,12 @@ class ActorStage(LanguageLearner):
         if step_context.chunk < step_context.num_chunks - 1:
             return Output(made, {})
         metrics = {} if warming else self._update(step_context)
-        counts = {
-            b: torch.tensor([rows.num_groups, 0 if warming else self._flops(rows)]) for b, rows in self._rows.items()
-        }
-        useful, flops = torch.stack(list(self._reducer.gather_blocks(counts).values())).sum(0).tolist()
-        metrics |= {"rollout/useful_groups": useful, "charts/update_tflop": flops / 1e12}
+        flops = lambda rows: 0.0 if warming else self._flops(rows)  # noqa: E731
+        counts = {block: torch.tensor([rows.num_groups, flops(rows)]) for block, rows in self._rows.items()}
+        useful, total = torch.stack(list(self._reducer.gather_blocks(counts).values())).sum(0).tolist()
+        metrics |= {"rollout/useful_groups": useful, "charts/update_tflop": total / 1e12}
         if (peak := peak_flop_per_s(self.device)) is not None:
-            metrics["charts/update_at_peak_s"] = flops / peak
+            metrics["charts/update_at_peak_s"] = total / peak
         self._rows = {}
         self.shared.version = step_context.iteration + 1
         return Output(made, metrics)

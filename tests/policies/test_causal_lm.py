@@ -8,6 +8,7 @@ import pytest
 import torch
 from language_models import language_model
 from safetensors.torch import load_file, save_file
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policies.causal_lm import CausalLM
@@ -123,6 +124,16 @@ def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
     loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
     found = loaded(input_ids=ragged_batch().tokens).logits
     assert torch.equal(found, adapted.model(input_ids=ragged_batch().tokens).logits)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "qwen3", "gpt2"])
+def test_flops_of_an_update_are_those_that_torch_counts(architecture):
+    policy = language_model(architecture)
+    policy.model.set_attn_implementation("eager")  # torch counts no fused attention of a CPU
+    batch = TokenBatch(torch.full((3, 12), 5), torch.full((3,), 5), torch.full((3,), 12))
+    with FlopCounterMode(display=False) as counter:
+        policy.log_probs(batch, 1.0, with_entropy=False).log_probs.sum().backward()
+    assert policy.update_flops([11] * 3, 21) == counter.get_total_flops()  # the last token is not read
 
 
 def test_adapters_for_modules_that_do_not_exist_are_refused(policy):
