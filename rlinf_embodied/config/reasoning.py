@@ -43,7 +43,9 @@ class RewardConfig:
     """What a completion earns: 1 for a right answer, or the value of a custom function."""
 
     _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 and more count as right
-    concurrency: int = 1  # calls of this function at once, in threads: for one that waits for an answer of others
+    weights: dict[str, float] = field(default_factory=dict)  # it returns a dict of rewards by name; theirs in the sum
+    batch_size: int = 0  # it takes and returns lists, of at most this length; 0: it takes one completion
+    concurrency: int = 1  # its calls at once, in threads (or awaited, if it is async): for one that waits for others
     waits: bool = False  # it waits and hardly computes: the stage may run without a core (cluster.waiting_devices)
     timeout_s: float = 2.0  # processor seconds that one answer may take
     format_reward: float = 0.0  # what the right format earns, with a right or a wrong answer
@@ -55,8 +57,12 @@ class RewardConfig:
         rule = "only a custom function is called more than once at a time or waited for"
         valid = plain or (self._target_ is not None and self.concurrency >= 1)
         require(valid, "reward.concurrency", self.concurrency, rule, "give reward._target_, or use 1 and waits=false")
+        custom, rule = self._target_ is not None, "it belongs to a custom function"
+        for name in ("weights", "batch_size"):
+            value = getattr(self, name)
+            require(custom or not value, f"reward.{name}", value, rule, "give reward._target_, or leave it out")
         require_numbers(self, "reward", "timeout_s", low=0, above=True)
-        require_numbers(self, "reward", "overlong_tokens", low=0)
+        require_numbers(self, "reward", "overlong_tokens", "batch_size", low=0)
 
 
 class ReasoningName(StrEnum):

@@ -7,8 +7,8 @@ of its log-probs and gradients) do not depend on the worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -122,6 +122,7 @@ class ScoredGroup:
     zero_variance: bool  # whether the group's completions are all alike in the raw metric
     reward: float  # sum
     formatted: int  # number
+    named: Mapping[str, float] = field(default_factory=dict)  # sums of named rewards
     key: str = ""  # of its problem, Problem.key
     majority: bool | None = None  # whether the answer that most completions give is right; None: not counted
     shown: Sample | None = None

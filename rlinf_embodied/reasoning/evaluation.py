@@ -36,11 +36,12 @@ from rlinf_embodied.reasoning.batch import (
     ScoredGroup,
     in_order,
 )
+from rlinf_embodied.reasoning.custom_reward import reward_function
 from rlinf_embodied.reasoning.generation import Decoding
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, generation_report
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
-from rlinf_embodied.reasoning.reward_stage import Verifier, reward_function, scored
+from rlinf_embodied.reasoning.reward_stage import Verifier, scored
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster, make_session
 from rlinf_embodied.telemetry.live import LiveView

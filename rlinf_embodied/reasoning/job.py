@@ -22,11 +22,11 @@ from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.batch import in_order
+from rlinf_embodied.reasoning.custom_reward import reward_function
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, problem_sets
 from rlinf_embodied.reasoning.fine_tuning import FINE_TUNING, fine_tuning_workflow, starting_policy
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Position, Prompts
-from rlinf_embodied.reasoning.reward_stage import reward_function
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster

@@ -95,6 +95,8 @@ def run_iteration(
         "rollout/completions": float(completions),
         "rollout/rounds": float(num_rounds(result)),
     }
+    for name in groups[0].named:
+        metrics[f"reward/{name}"] = sum(group.named[name] for group in groups) / completions
     if executor.plan.staleness:
         metrics["rollout/staleness"] = float(result.staleness)
     if "critic" in executor.workflow.stages:

@@ -120,7 +120,7 @@ def test_a_majority_is_of_equal_answers_and_the_first_of_equals() -> None:
 # --------------------------------------------------------------------------------------------------------------- pass@k
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer() -> None:
     correct = [(True, False, False, True), (False,) * 4, (True, True, True, False), (True,) * 4]
-    found = sampled_result([ScoredGroup(0, k, row, False, 0.0, 0, "", k == 2) for k, row in enumerate(correct)])
+    found = sampled_result([ScoredGroup(0, k, row, False, 0.0, 0, majority=k == 2) for k, row in enumerate(correct)])
     assert found["avg@4"] == pytest.approx(9 / 16)
     assert found["maj@4"] == 0.25
     low, high = found["avg@4_interval"]
