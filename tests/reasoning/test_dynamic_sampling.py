@@ -146,7 +146,7 @@ def test_pools_are_those_of_the_iterations_before_and_part_of_a_checkpoint(tmp_p
     iterate(config, executor, 2, progress)
     found = {key: n for key, n in progress.counts.items() if key != "problems"}
     assert 0 < len(found) <= 16
-    assert set(found.values()) == {0, 1}
+    assert set(found.values()) <= {0, 1}
     again, other = copy.deepcopy(progress), Progress(iteration=2, counts={"problems": 16})
     asked = []
     for kept in (progress, again, other):
