@@ -138,10 +138,12 @@ def test_problems_that_taught_nothing_are_drawn_less_often(tmp_path):
 
 def test_pools_are_those_of_the_iterations_before_and_part_of_a_checkpoint(tmp_path, taken):
     problems = GeneratedProblems("sum1-2-9", 0).batch(Split.train, 0, 60)
-    rows = [{"question": problem.question, "answer": problem.answer} for problem in problems]
+    rows = list({p.question: {"question": p.question, "answer": p.answer} for p in problems}.values())
+    parts = {"train": rows[:12], "test": rows[12:]}  # the third iteration is in the second epoch
+    files = [f"data.files.{name}={write_rows(tmp_path / f'{name}.jsonl', part)}" for name, part in parts.items()]
     pools = ["data.solved_share=0.2", "data.unsolved_share=0.2"]
     start = f"warm_start.checkpoint={clone(tiny_math())}"
-    config = tiny_math(f"data.files.all={write_rows(tmp_path / 'rows.jsonl', rows)}", start, *pools)
+    config = tiny_math(*files, start, *pools)
     executor, progress = executor_for(config, config.plan.variants, 1, SerialSession()), Progress()
     iterate(config, executor, 2, progress)
     found = {key: n for key, n in progress.counts.items() if key != "problems"}
