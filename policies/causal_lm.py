@@ -26,7 +26,7 @@ from policies.text_codec import EOS_ID, PAD_ID, TextCodec, char_tokenizer
 from rlinf_embodied.algorithms.log_probs import token_log_probs, token_log_probs_and_entropy
 from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.language import Chat, Decoder, LanguageSpec, TokenBatch, TokenLogProbs
+from rlinf_embodied.interfaces.language import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
 
 
 class CausalLM:
@@ -126,8 +126,8 @@ class CausalLM:
         """The tokenizer, with its chat template."""
         return self.codec.tokenizer
 
-    def encode(self, text: str, history: Chat = ()) -> list[int]:
-        return self.codec.encode(text, history)
+    def encode(self, text: str) -> list[int]:
+        return self.codec.encode(text)
 
     def encode_completion(self, text: str) -> list[int]:
         """Returns the tokens of an answer and the token that ends it."""

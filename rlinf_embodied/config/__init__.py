@@ -38,6 +38,7 @@ from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, Lor
 from rlinf_embodied.config.learning import Critic, ImageAugmentation, NormMode, PolicyConfig, WarmStartConfig
 from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig
 from rlinf_embodied.config.reasoning import (
+    AgentConfig,
     EvalSetConfig,
     LanguageAlgorithmConfig,
     LanguageSFTConfig,
@@ -45,5 +46,6 @@ from rlinf_embodied.config.reasoning import (
     ReasoningAlgorithmConfig,
     ReasoningName,
     RewardConfig,
+    ToolConfig,
 )
 from rlinf_embodied.config.run import EvalConfig, Exactness, RunConfig

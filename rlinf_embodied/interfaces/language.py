@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from rlinf_embodied.config import LanguagePolicyConfig
 
-Chat = Sequence[tuple[str, str]]  # (role, text) of each message
-
 
 @dataclass(frozen=True, slots=True)
 class LanguageSpec:
@@ -38,15 +36,18 @@ class TokenBatch:
     tokens: Tensor  # int64 [B, L]
     prompt_lengths: Tensor  # int64 [B], at least 1
     lengths: Tensor  # int64 [B], prompt and completion
+    given: Tensor | None = None  # bool [B, R], where a completion's token was given instead of sampled; None: nowhere
 
     @property
     def mask(self) -> Tensor:
-        """Where [B, R] holds a token of a completion, bool."""
+        """Where [B, R] holds a sampled token of a completion, bool."""
         counts = self.lengths - self.prompt_lengths
-        return torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
+        inside = torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
+        return inside if self.given is None else inside & ~self.given
 
     def to(self, device: str) -> TokenBatch:
-        return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))
+        given = None if self.given is None else self.given.to(device)
+        return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device), given)
 
 
 @runtime_checkable
@@ -91,14 +92,33 @@ class TokenLogProbs:
     entropy: Tensor | None  # float32 [B, R] nats; None where it was not asked for
 
 
+ChatMessage = dict[str, str]  # role: system, user, assistant or tool; content
+
+
 @runtime_checkable
 class PromptCodec(Protocol):
     """What turns a prompt into tokens, without the model's weights."""
 
     context_length: int | None  # tokens of prompt and completion together; None: no limit
 
-    def encode(self, text: str, history: Chat = ()) -> list[int]:
-        """Returns the tokens of a prompt, in the model's chat template where it has one, after earlier messages."""
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a prompt, in the model's chat template where it has one."""
+        ...
+
+    def chat(self, text: str, history: Sequence[tuple[str, str]] = ()) -> list[ChatMessage]:
+        """Returns the messages that a prompt consists of, after earlier ones (role, text)."""
+        ...
+
+    def encode_chat(self, chat: Sequence[ChatMessage]) -> list[int]:
+        """Returns the tokens of messages, up to the model's reply."""
+        ...
+
+    def encode_next_turn(self, tokens: Sequence[int], chat: Sequence[ChatMessage]) -> list[int] | None:
+        """Returns what follows `tokens` in a longer chat; None where this does not begin with what they say."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens, special ones left out."""
         ...
 
 
@@ -112,9 +132,10 @@ class LanguagePolicy(Protocol):
 
     spec: LanguageSpec
     module: nn.Module
+    codec: PromptCodec  # its tokenizer
 
-    def encode(self, text: str, history: Chat = ()) -> list[int]:
-        """Returns the tokens of a prompt, in the model's chat template where it has one, after earlier messages."""
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a prompt, in the model's chat template where it has one."""
         ...
 
     def encode_completion(self, text: str) -> list[int]:

@@ -18,27 +18,31 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any, cast
 
+import torch
+
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EvalSetConfig, EvaluateAnswersConfig, MathConfig, RecoveryConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.reasoning.answers import majority_is_right
 from rlinf_embodied.reasoning.batch import (
+    Asked,
     Completions,
     GenerationBlock,
     GenerationReport,
-    Prompt,
     Sample,
     ScoredGroup,
+    Sequences,
+    generation_report,
     in_order,
 )
 from rlinf_embodied.reasoning.custom_reward import reward_function
-from rlinf_embodied.reasoning.generation import Decoding
-from rlinf_embodied.reasoning.generation_stage import LanguageStage, generation_report
+from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes, tool_of
+from rlinf_embodied.reasoning.generation_stage import LanguageStage
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
 from rlinf_embodied.reasoning.reward_stage import Verifier, scored
@@ -72,7 +76,7 @@ class ProblemSet:
     def num_blocks(self) -> int:
         return -(-self.number // self.per_block)
 
-    def block(self, number: int) -> list[tuple[Problem, Prompt]]:
+    def block(self, number: int) -> list[Asked]:
         """Returns the problems of a block; none behind the last one."""
         first = number * self.per_block
         return self.problems.batch(first, max(0, min(self.per_block, self.number - first)))
@@ -140,30 +144,26 @@ class AnswerStage(LanguageStage):
             self._shared.leave(self._user)
         return Output(dict.fromkeys(inputs), (generation_report(made, {}), groups) if made else None)
 
-    def _answers(self, of: ProblemSet, problems: Sequence[tuple[Problem, Prompt]]) -> Completions:
-        rows = GenerationBlock(
-            prompts=tuple(prompt for _, prompt in problems),
-            group_size=of.num_samples,
-            sampling=of.config.generation,
-            seed=of.config.run.seed,
-            iteration=0,
-            purpose="evaluation" if of.name in (GREEDY, SAMPLED) else f"evaluation/{of.name}",
-            greedy=of.greedy,
-        )
-        return self._completions([problem for problem, _ in problems], Decoding(self._shared.policy, rows).run())
+    def _answers(self, of: ProblemSet, asked: Sequence[Asked]) -> Completions:
+        policy, size, config = self._shared.policy, of.num_samples, of.config
+        purpose = "evaluation" if of.name in (GREEDY, SAMPLED) else f"evaluation/{of.name}"
+        drawn = GenerationBlock((), size, config.generation, config.run.seed, 0, purpose, of.greedy)
+        with closing(episodes_of(asked, size, config, policy.codec)) as episodes:
+            return run_episodes(policy, episodes, drawn, self._shared.version)
 
     def _scored(self, of: ProblemSet, block: int, made: Completions) -> Iterator[ScoredGroup]:
-        """Yields the groups of a block, with the first answers of the greedy set and the majorities of the others."""
-        longest, first = of.config.generation.max_new_tokens, block * of.per_block
-        verifier, size = self._verifiers[of.name], of.num_samples
-        _, found = scored(verifier, self._reward, longest, block, made)
+        """Yields the groups of a block with their majorities; some of the greedy set with an answer to show."""
+        verifier, size, first = self._verifiers[of.name], of.num_samples, block * of.per_block
+        _, found = scored(verifier, self._reward, of.config.generation.max_new_tokens, block, made)
+        ended = torch.cat([group.ended for group in made.groups])[made.last_rows()].tolist()
+        answers = [verifier.template.final_answer(t) if e else None for t, e in zip(made.texts, ended, strict=True)]
         for k, (group, problem) in enumerate(zip(found, made.problems, strict=True)):
-            texts = made.texts[k * size : (k + 1) * size]
-            whole = zip(texts, made.groups[k].ended.tolist(), strict=True)
-            answers = [verifier.template.final_answer(text) if ended else None for text, ended in whole]
-            sample = Sample(problem.question, problem.answer, texts[0], group.correct[0])
-            shown = of.name == GREEDY and first + k < self._config.eval.num_shown
-            yield replace(group, majority=majority_is_right(answers, group.correct), shown=sample if shown else None)
+            shown = None
+            if of.name == GREEDY and first + k < self._config.eval.num_shown:
+                text = "\n".join(map(self._shared.policy.decode, Sequences.of([made.groups[k]]).completions))
+                shown = Sample(problem.question, problem.answer, text, group.correct[0])
+            right = majority_is_right(answers[k * size : (k + 1) * size], group.correct)
+            yield replace(group, majority=right, shown=shown)
 
 
 # -------------------------------------------------------------------------------------------------------------- results
@@ -295,6 +295,7 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
         ConfigError: reward._target_ or data._target_ cannot be used.
     """
     reward_function(config.reward)
+    tool_of(config.tool)
     problem_source(config.data, config.data.seed)
     folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
     cluster = find_cluster(config.cluster)
@@ -304,7 +305,7 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
     with closing(make_session(config.cluster)) as session:
         run = lambda: AnswerEvaluation(made, session, cluster, 0, folder).run(0)  # noqa: E731
         result = Recovery(session, RecoveryConfig(), view.note).repeat("evaluation", run, session.clear)
-    sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "reward", "eval")}
+    sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "tool", "reward", "eval")}
     content = result.summary() | {"checkpoint": config.checkpoint, **sections, "versions": library_versions()}
     folder.write_json("eval_info.json", content)
     source = config.data._target_ or ", ".join(config.data.files.values()) or config.data.level

@@ -43,7 +43,8 @@ class Decoding:
         rows, length = len(block.prompts) * block.group_size, block.sampling.max_new_tokens
         self.num_rows = rows
         self.max_num_seqs = min(block.sampling.max_num_seqs, rows)
-        width = max(len(prompt.tokens) for prompt in block.prompts) + length
+        room = lambda prompt: length if prompt.room is None else prompt.room  # noqa: E731
+        width = max(len(prompt.tokens) + room(prompt) for prompt in block.prompts)
         self.decoder: Decoder = policy.decoder(self.max_num_seqs, width)
         device = next(policy.module.parameters()).device
         self.eos = torch.tensor(policy.spec.eos_ids, device=device)
@@ -56,6 +57,8 @@ class Decoding:
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
         self.uniforms = torch.zeros(rows, length, device=device)
+        rooms = [room(prompt) for prompt in block.prompts for _ in range(block.group_size)]
+        self.room = torch.tensor(rooms, device=device)  # tokens that each row may have
         self.open = [block.group_size] * len(block.prompts)  # rows of each group that have not ended
         self.row_of = torch.zeros(0, dtype=torch.long, device=device)  # [n] of each slot
         self.last = torch.zeros(0, dtype=torch.long, device=device)  # [n] last token of each slot
@@ -116,7 +119,7 @@ class Decoding:
         if sampling.stop:
             ended = ended | self._stopped(rows)
         self.ended[rows] = ended
-        return tokens, ended | (place + 1 == sampling.max_new_tokens)
+        return tokens, ended | (place + 1 == self.room[rows])
 
     def _stopped(self, rows: Tensor) -> Tensor:
         """Returns whether the text of each row ends with a token that completes a stop string, bool [n]."""
@@ -157,8 +160,12 @@ class Decoding:
             self.read_from, self.read_to = prompt, min(prompt + count, len(block.prompts))
             prompts = block.prompts[self.read_from : self.read_to]
             self.prefix = self.decoder.prefill([p.tokens for p in prompts])
-            ids, samples = np.array([p.id for p in prompts])[:, None, None], np.arange(size)[None, :, None]
-            places = np.arange(block.sampling.max_new_tokens)
+            column = lambda values: np.array(values)[:, None, None]  # noqa: E731
+            ids, samples = (
+                column([p.id for p in prompts]),
+                column([p.sample for p in prompts]) + np.arange(size)[:, None],
+            )
+            places = column([p.place for p in prompts]) + np.arange(block.sampling.max_new_tokens)
             drawn = torch.from_numpy(uniform(block.seed, block.purpose, block.iteration, ids, samples, places))
             rows = slice(self.read_from * size, self.read_to * size)
             self.uniforms[rows] = drawn.flatten(0, 1).to(self.uniforms.device)

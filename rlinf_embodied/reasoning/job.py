@@ -21,8 +21,10 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
+from rlinf_embodied.reasoning.agents import agent_of
 from rlinf_embodied.reasoning.batch import in_order
 from rlinf_embodied.reasoning.custom_reward import reward_function
+from rlinf_embodied.reasoning.episodes import tool_of
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, problem_sets
 from rlinf_embodied.reasoning.fine_tuning import FINE_TUNING, fine_tuning_workflow, starting_policy
 from rlinf_embodied.reasoning.policy_folder import StageConfig
@@ -65,7 +67,8 @@ class ReasoningJob:
         self._fine_tunes = isinstance(config.algorithm, LanguageSFTConfig)
         self.work, learner = ("fine-tuning", FINE_TUNING) if self._fine_tunes else ("RL", "actor")
         self.learners: tuple[str, ...] = (learner,)
-        self.first_work = f"{FINE_TUNING if self._fine_tunes else 'generation'}.run"
+        turns = "generation.run" if config.num_turns == 1 else "generation.step"
+        self.first_work = f"{FINE_TUNING}.run" if self._fine_tunes else turns
         self.columns = _OF_FINE_TUNING if self._fine_tunes else _OF_RL
         data = config.data
         files = "+".join(Path(file).stem for file in data.files.values())
@@ -82,7 +85,10 @@ class ReasoningJob:
         return []
 
     def planning_parts(self) -> dict[str, object]:
-        return {n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "reward", "algorithm")}
+        return {
+            n: asdict(getattr(self.config, n))
+            for n in ("data", "policy", "generation", "tool", "agent", "reward", "algorithm")
+        }
 
     def require_staleness(self, staleness: int) -> None:
         if not self._fine_tunes:
@@ -115,6 +121,8 @@ class ReasoningJob:
         there, rule = folder is None or folder.is_dir(), "there is no such folder, with what save_pretrained writes"
         require(there, key, given, rule, "give one with config.json, model.safetensors and tokenizer.json")
         reward_function(config.reward)
+        tool_of(config.tool)
+        agent_of(config.agent)
         problem_source(config.data, config.run.seed)
         model = None if folder is None else str(folder)
         Prompts.of(config, model, Split.train).batch(0, 1)

@@ -2,7 +2,7 @@
 
 config.json  model.safetensors  tokenizer.json ...     as save_pretrained writes them
 adapter/adapter_config.json  adapter_model.safetensors as peft writes them, of a policy with adapters
-evaluation.json                                        data, policy, generation and reward sections
+evaluation.json                                        data, policy, generation, tool, agent and reward sections
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def save_policy(policy: LanguagePolicy, folder: Path, config: MathConfig) -> Non
     """Writes a policy with the sections that its evaluation needs."""
     policy.save(folder)
     policy.save_adapters(folder / "adapter", config.policy.folder or config.warm_start.checkpoint or "")
-    sections = {name: asdict(getattr(config, name)) for name in ("data", "policy", "generation", "reward")}
+    sections = {
+        name: asdict(getattr(config, name)) for name in ("data", "policy", "generation", "tool", "agent", "reward")
+    }
     content = {"workflow": "reasoning", **sections, "libraries": library_versions()}
     (folder / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

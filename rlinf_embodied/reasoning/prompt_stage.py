@@ -16,11 +16,10 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy, PromptCodec
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import Prompt, PromptSet
+from rlinf_embodied.reasoning.batch import Asked, Prompt, PromptSet
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
 
-Asked = tuple[Problem, Prompt]
 _FURTHER, _MOST_TRIES = 1 << 32, 100  # positions to the problem that replaces one that is too long
 
 
@@ -91,7 +90,8 @@ class Prompts:
         return [self._fitting(position, problem, pools) for position, problem in drawn]
 
     def _asked(self, problem: Problem) -> Asked:
-        return problem, Prompt(problem.id, tuple(self._codec.encode(self._template.prompt(problem), problem.history)))
+        chat = self._codec.chat(self._template.prompt(problem), problem.history)
+        return problem, Prompt(problem.id, tuple(self._codec.encode_chat(chat)))
 
     def _fitting(self, position: int, problem: Problem, pools: Mapping[str, bool]) -> Asked:
         lengths, fitting = [], None

@@ -63,11 +63,16 @@ class Verifier:
         self._math.close()
 
     def verify(
-        self, completions: Sequence[str], problems: Sequence[Problem], ended: Sequence[bool] | np.ndarray | None = None
+        self,
+        completions: Sequence[str],
+        problems: Sequence[Problem],
+        ended: Sequence[bool] | np.ndarray | None = None,
+        earned: Sequence[float | None] | None = None,
     ) -> Verification:
         """Verifies each of B completions, without its end-of-sequence token, by its problem.
 
-        Those where this token did not come (None: it came everywhere) earn nothing.
+        Those where this token did not come (None: it came everywhere) earn nothing; those that have `earned` something
+        already earn that.
 
         Raises:
             WorkerError: math-verify is needed and no process for it can be started.
@@ -86,6 +91,9 @@ class Verifier:
                 named[name][complete] = values
             raw = self._custom.weighted(named)
             correct = raw >= _RIGHT
+        if earned is not None and (numbers := [n for n, value in enumerate(earned) if value is not None]):
+            raw[numbers] = [value for value in earned if value is not None]
+            correct[numbers] = raw[numbers] >= _RIGHT
         rewards = raw + np.float32(self._format_reward) * formatted
         return Verification(correct, formatted, raw, rewards.astype(np.float32), named)
 
@@ -125,11 +133,12 @@ def scored(
     shape = (len(completions.groups), -1)
     size = len(completions.texts) // shape[0]
     problems = [problem for problem in completions.problems for _ in range(size)]
-    ended = torch.cat([group.ended for group in completions.groups]).cpu().numpy()
-    verified = verifier.verify(completions.texts, problems, ended)
+    last = completions.last_rows()
+    ended = torch.cat([group.ended for group in completions.groups])[last].cpu().numpy()
+    verified = verifier.verify(completions.texts, problems, ended, completions.earned)
     rewards, raw = torch.from_numpy(verified.rewards), torch.from_numpy(verified.raw).reshape(shape)
     if reward.overlong_tokens:
-        lengths = torch.cat([group.lengths for group in completions.groups]).cpu()
+        lengths = torch.cat([group.lengths for group in completions.groups])[last].cpu()
         margin = reward.overlong_tokens  # soft punishment of DAPO, arXiv 2503.14476, eq. 13: linear in them
         rewards = rewards - ((lengths - (longest - margin)).clamp(min=0, max=margin) / margin) * reward.overlong_penalty
     rewards, correct = rewards.reshape(shape), verified.correct.reshape(shape).tolist()

@@ -6,6 +6,8 @@ prompts -> generation -> reward ---------------------+-> actor ~~> generation, o
               +-> old_log_probs (several steps) -----+     log-probs of training's code under the weights that sampled
               +-> reference (kl_coef, loss) ---------+     log-probs under the starting policy
 
+With a tool `episodes` takes the place of `prompts`, in a loop with generation: it has the data for the stages behind.
+
 With dynamic sampling all stages before the actor are repeated, with further problems, until enough groups differ.
 """
 
@@ -31,7 +33,8 @@ from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, Workflow
 def training_workflow(config: MathConfig, policy_folder: str, reference_folder: str = "") -> Workflow:
     """Returns the graph; the divergence is measured from `reference_folder` ("": from what the policy starts from)."""
     algorithm, ppo = config.rl, config.rl.name is ReasoningName.ppo
-    stages = ("prompts", *actor_inputs(algorithm), "actor")
+    episodic = config.num_turns > 1 or config.agent._target_ is not None
+    stages = ("episodes" if episodic else "prompts", *actor_inputs(algorithm), "actor")
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
     configs["reference"] = StageConfig(config, reference_folder or policy_folder, share="reference")
     enough = DynamicSamplingFilter(algorithm.prompts_per_iteration)
@@ -45,7 +48,8 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         together=algorithm.sharding is not Sharding.none,
         repeat=resample if algorithm.dynamic_sampling else None,
         configs=configs,
-        waiting=("reward",) if config.reward.waits else (),
+        waiting=[*["reward"] * config.reward.waits, *["episodes"] * (config.tool.waits or config.agent.waits)],
+        turns=config.num_turns,
     )
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
 
@@ -81,7 +85,8 @@ def run_iteration(
         return replace(context, iteration=context.iteration + 1, message=Position(used))
 
     result = executor.run(StepContext(iteration, message=start), Follow(following, end))
-    generated, groups = result.all_of("generation", GenerationReport), in_order(result.all_of("reward", list))
+    source = "episodes" if "episodes" in executor.workflow.stages else "generation"
+    generated, groups = result.all_of(source, GenerationReport), in_order(result.all_of("reward", list))
     completions = sum(report.completions for report in generated)
     metrics = {
         "rollout/accuracy": sum(sum(group.correct) for group in groups) / completions,
@@ -93,6 +98,7 @@ def run_iteration(
         "rollout/truncated": sum(report.truncated for report in generated) / completions,
         "rollout/tokens": float(sum(report.tokens for report in generated)),
         "rollout/completions": float(completions),
+        "rollout/turns": sum(report.turns for report in generated) / completions,
         "rollout/rounds": float(num_rounds(result)),
     }
     for name in groups[0].named:
