@@ -80,9 +80,23 @@ class TextCodec:
         self._system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
         self._template_args = dict(template_args)
 
-    def chat(self, text: str) -> list[ChatMessage]:
-        """Returns the messages that a prompt consists of."""
-        return [*self._system, {"role": "user", "content": text}]
+    def chat(self, text: str, history: Sequence[tuple[str, str]] = ()) -> list[ChatMessage]:
+        """Returns the messages that a prompt consists of.
+
+        Args:
+            text: the user's message.
+            history: (role, text) of messages before it; with a system message among them, policy.system_prompt is left
+                out.
+
+        Raises:
+            ConfigError: there is no chat template that could write the history.
+        """
+        rule = "questions come after other messages, which the tokenizer has no chat template to write"
+        action = "use a chat model's folder, or another data.question_column"
+        require(not history or self.tokenizer.chat_template is not None, "data.files", list(history), rule, action)
+        before = [{"role": role, "content": said} for role, said in history]
+        system = [] if any(message["role"] == "system" for message in before) else self._system
+        return [*system, *before, {"role": "user", "content": text}]
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a prompt, in the model's chat template where it has one; raises as `encode_chat`."""

@@ -39,6 +39,7 @@ from rlinf_embodied.config.learning import Critic, ImageAugmentation, NormMode, 
 from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig
 from rlinf_embodied.config.reasoning import (
     AgentConfig,
+    EvalSetConfig,
     LanguageAlgorithmConfig,
     LanguageSFTConfig,
     LossLevel,

@@ -105,8 +105,8 @@ class PromptCodec(Protocol):
         """Returns the tokens of a prompt, in the model's chat template where it has one."""
         ...
 
-    def chat(self, text: str) -> list[ChatMessage]:
-        """Returns the messages that a prompt consists of."""
+    def chat(self, text: str, history: Sequence[tuple[str, str]] = ()) -> list[ChatMessage]:
+        """Returns the messages that a prompt consists of, after earlier ones (role, text)."""
         ...
 
     def encode_chat(self, chat: Sequence[ChatMessage]) -> list[int]:
@@ -155,6 +155,10 @@ class LanguagePolicy(Protocol):
         """
         ...
 
+    def update_flops(self, lengths: Sequence[int], predicted: int) -> float:
+        """Returns the FLOPs of forward and backward passes over sequences with so many tokens of completions in all."""
+        ...
+
     def decoder(self, max_num_seqs: int, width: int) -> Decoder:
         """Returns memory for S rows of at most `width` tokens each, with the weights as they are now."""
         ...
@@ -165,6 +169,10 @@ class LanguagePolicy(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes a folder that transformers' from_pretrained loads to the same logits (adapters merged)."""
+        ...
+
+    def save_adapters(self, folder: Path, base: str) -> None:
+        """Writes adapters as peft does, `base` being the model that they are of; nothing without any."""
         ...
 
     @classmethod

@@ -40,7 +40,7 @@ Asked = tuple[Problem, Prompt]
 
 @dataclass(frozen=True, slots=True)
 class GenerationBlock:
-    """A fixed list of prompts, G samples each; a completion ends at a token of `spec.eos_ids`, or by its length.
+    """A fixed list of prompts, G samples each; an ending token, a stop string or its length ends each.
 
     Its uniforms are keyed by seed, purpose and iteration, besides prompt, sample and position.
     """
@@ -64,7 +64,7 @@ class Group:
     prompt: Prompt
     tokens: Tensor  # int64 [G, R]
     lengths: Tensor  # int64 [G], at least 1; the ending token counts
-    log_probs: Tensor  # float32 [G, R], of the distribution sampled from; greedy: at temperature 1
+    log_probs: Tensor  # float32 [G, R], of all tokens at the temperature (top_k, ... left aside); greedy: at 1
     ended: Tensor  # bool [G], False where max_new_tokens cut the completion off
     given: Tensor | None = None  # bool [G, R], where a token is a tool's; None: the policy sampled all of them
     prompts: tuple[tuple[int, ...], ...] | None = None  # of each row; None: all have that of `prompt`
@@ -173,6 +173,8 @@ class ScoredGroup:
     reward: float  # sum
     formatted: int  # number
     named: Mapping[str, float] = field(default_factory=dict)  # sums of named rewards
+    key: str = ""  # of its problem, Problem.key
+    majority: bool | None = None  # whether the answer that most completions give is right; None: not counted
     shown: Sample | None = None
 
 

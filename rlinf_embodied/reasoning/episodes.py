@@ -25,14 +25,14 @@ import torch
 from rlinf_embodied.config import MathConfig, ToolConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import ChatMessage, LanguagePolicy, PromptCodec
 from rlinf_embodied.plug_ins import load_plug_in, load_target, named_when_raised
 from rlinf_embodied.reasoning.batch import Asked, Completions, GenerationBlock, Group, Prompt, Turn, generation_report
 from rlinf_embodied.reasoning.generation import Decoding
 from rlinf_embodied.reasoning.policy_folder import StageConfig
-from rlinf_embodied.reasoning.prompt_stage import Prompts
+from rlinf_embodied.reasoning.prompt_stage import Position, Prompts
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
 from rlinf_embodied.telemetry.progress import report_progress
 
@@ -142,10 +142,11 @@ class ToolEpisodes:
         """Begins; `config` says which tool there is, how many turns, and how many tokens an episode has."""
         self._asked, self._group_size = asked, group_size
         self._tool, self._most_turns = tool_of(config.tool), config.tool.num_turns
-        longest, template = config.generation.max_new_tokens, PROMPT_TEMPLATES[config.data.prompt_template]
+        longest, template = config.generation.max_new_tokens, PromptTemplate.of(config.data)
         limits = longest, codec.context_length
         self._all = [Episode(one, g, codec, *limits, each_turn=False) for one in asked for g in range(group_size)]
-        self._chats = [codec.chat(template.prompt(problem)) for problem, _ in asked for _ in range(group_size)]
+        chats = [codec.chat(template.prompt(problem), problem.history) for problem, _ in asked]
+        self._chats = [chat for chat in chats for _ in range(group_size)]
         self._next: list[tuple[int, Prompt]] = []  # episodes that are not over, and their turns' prompts
 
     def turn(self) -> Turn | None:
@@ -270,14 +271,14 @@ class EpisodeStage(HoldsNoMemory):
     def open(self, step_context: StepContext, blocks: Sequence[int]) -> Mapping[int, Turn | None]:
         """Returns each block's first turn."""
         count, size = self._config.prompts_per_block, self._config.rl.group_size
-        start = cast(int, step_context.message or 0) + step_context.round * self._per_round
+        position = cast(Position, step_context.message or Position())
+        start = position.used + step_context.round * self._per_round
         for block in blocks:
             if (given_up := self._episodes.pop(block, None)) is not None:  # of an attempt that was not finished
                 given_up.close()
-            asked = self._prompts.batch(start + block * count, count)
-            self._episodes[block] = episodes_of(
-                asked, size, self._config, self._codec, self._config.algorithm.tokens_per_microbatch
-            )
+            asked = self._prompts.batch(start + block * count, count, position.pools)
+            most = self._config.algorithm.tokens_per_microbatch
+            self._episodes[block] = episodes_of(asked, size, self._config, self._codec, most)
         return {block: self._episodes[block].turn() for block in blocks}
 
     def step(

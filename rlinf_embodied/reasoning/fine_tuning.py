@@ -19,7 +19,7 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import LanguageSFTConfig, LoraSettings, MathConfig, Precision
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate, template_text
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.device import computing
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -76,10 +76,11 @@ def starting_policy(config: MathConfig, session: Session, cluster: Cluster, prog
 def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
     """Returns where the small model that a training starts from is cached: keyed by all that it is a function of."""
     data, start = config.data, asdict(config.warm_start)
+    own = template_text(data.prompt_template) if data.prompt_template.endswith(".jinja") else None
     key = {
         "version": _VERSION,
         "new": isinstance(config.algorithm, LanguageSFTConfig),
-        "data": {"level": data.level, "prompt_template": data.prompt_template},
+        "data": {"level": data.level, "prompt_template": own or data.prompt_template},
         "policy": {k: v for k, v in asdict(config.policy).items() if k not in _OF_OTHER_MODELS},
         **({"tool": config.tool._target_} if config.warm_start.tool_share else {}),
         "warm_start": {
@@ -124,14 +125,14 @@ class FineTuningStage(LanguageLearner):
         require(there, f"{settings.section}.tool_share", settings.tool_share, rule_of_tool, action)
         action, worked = "give such answers, or use 0", share == 0 or any(problem.solution for problem in problems)
         require(worked or not trains, f"{settings.section}.chain_of_thought_share", share, rule, action)
-        numbers, template = np.arange(block * size, (block + 1) * size), PROMPT_TEMPLATES[config.data.prompt_template]
+        numbers, template = np.arange(block * size, (block + 1) * size), PromptTemplate.of(config.data)
         drawn = uniform(config.run.seed, "worked" if trains else "worked/held out", numbers).tolist()
         called, tool = share + settings.tool_share, tool_of(config.tool)
         prompts, rows, given = [], [], []
         for problem, number in zip(problems, drawn, strict=True):
             text = template.completion(problem, number < called)
             parts = [(text, False)] if tool is None or not share <= number < called else with_calls(tool, problem, text)
-            chat, row, mask = policy.codec.chat(template.prompt(problem)), list[int](), list[bool]()
+            chat, row, mask = policy.codec.chat(template.prompt(problem), problem.history), list[int](), list[bool]()
             prompts.append(tuple(policy.codec.encode_chat(chat)))
             for part, said in parts:
                 tokens = (

@@ -45,7 +45,7 @@ class TrainingRows:
     """B completions, those that are trained on first; tables are float32 [B, R], anything behind a row's length."""
 
     sequences: Sequences
-    rollout_log_probs: Tensor  # log-probs of the distribution that was sampled from
+    rollout_log_probs: Tensor  # as generation recorded them
     advantages: Tensor
     old_log_probs: Tensor | None
     reference: Tensor | None

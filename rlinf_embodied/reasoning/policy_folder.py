@@ -1,6 +1,7 @@
 """A language policy in a folder, with what it was trained on, and what stages are made from.
 
 config.json  model.safetensors  tokenizer.json ...     as save_pretrained writes them
+adapter/adapter_config.json  adapter_model.safetensors as peft writes them, of a policy with adapters
 evaluation.json                                        data, policy, generation, tool, agent and reward sections
 """
 
@@ -38,6 +39,7 @@ def load_policy(config: LanguagePolicyConfig, folder: str, seed: int, device: st
 def save_policy(policy: LanguagePolicy, folder: Path, config: MathConfig) -> None:
     """Writes a policy with the sections that its evaluation needs."""
     policy.save(folder)
+    policy.save_adapters(folder / "adapter", config.policy.folder or config.warm_start.checkpoint or "")
     sections = {
         name: asdict(getattr(config, name)) for name in ("data", "policy", "generation", "tool", "agent", "reward")
     }

@@ -24,6 +24,7 @@ from rlinf_embodied.reasoning.actor_stage import actor_inputs
 from rlinf_embodied.reasoning.batch import GenerationReport, in_order
 from rlinf_embodied.reasoning.graph import reasoning_graph
 from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.reasoning.prompt_stage import Position
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
 from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, Workflow
@@ -70,18 +71,18 @@ class DynamicSamplingFilter:
 
 
 def run_iteration(
-    executor: Executor, iteration: int, start: int, per_round: int, end: int | None = None
+    executor: Executor, iteration: int, start: Position, per_round: int, end: int | None = None
 ) -> tuple[IterationResult, dict[str, float]]:
     """Runs one iteration and returns what came back, and its metrics by name.
 
-    An iteration is a function of a snapshot: weights, optimizers, counters, and `start`, the number of problems that
-    the run has used so far; a round takes `per_round` further ones.  No iteration from number `end` on is begun.
+    An iteration is a function of a snapshot: weights, optimizers, counters, and `start`, its position among the
+    problems; a round takes `per_round` further ones.  No iteration from number `end` on is begun.
     """
     num_rounds = lambda result: max(executor.workflow.rounds(result.reports).values(), default=1)  # noqa: E731
 
     def following(context: StepContext, result: IterationResult) -> StepContext:
-        used = cast(int, context.message) + num_rounds(result) * per_round
-        return replace(context, iteration=context.iteration + 1, message=used)
+        used = cast(Position, context.message).used + num_rounds(result) * per_round
+        return replace(context, iteration=context.iteration + 1, message=Position(used))
 
     result = executor.run(StepContext(iteration, message=start), Follow(following, end))
     source = "episodes" if "episodes" in executor.workflow.stages else "generation"

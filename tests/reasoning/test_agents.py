@@ -20,7 +20,7 @@ from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Prompt, Sequences, all_log_probs
 from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
@@ -118,7 +118,7 @@ def test_rows_are_what_was_sampled_with_the_advantage_of_their_episode(policy) -
             assert (found[row, :length] - group.log_probs[g, :length]).abs().max() < 2e-5
             samples.append((k, sample))
             row += 1
-    with Verifier(PROMPT_TEMPLATES["compact"], config.reward) as verifier:
+    with Verifier(PromptTemplate("compact"), config.reward) as verifier:
         rewards, _ = scored(verifier, config.reward, 30, 0, made)
     assert rewards.rewards.reshape(-1).tolist() == pytest.approx(list(made.earned))
     rows = training_rows([Round(made, rewards)], config.rl, None)
