@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from policies.adapters import inject_adapters, merged_model
+from policies.adapters import inject_adapters, merged_model, write_adapters
 from policies.checkpoint_folder import seeded
 from policies.decoding import CachedDecoder, has_plain_cache
+from policies.flops import update_flops
 from policies.language_folder import read_model, read_tokenizer, special_tokens
 from policies.lean_decoding import LeanDecoder, is_lean
 from policies.text_codec import EOS_ID, PAD_ID, TextCodec, char_tokenizer
@@ -115,6 +116,10 @@ class CausalLM:
         merged_model(self.model).save_pretrained(folder, max_shard_size=max_shard_bytes)
         self.tokenizer.save_pretrained(folder)
 
+    def save_adapters(self, folder: Path, base: str) -> None:
+        """Writes adapters as peft does, `base` being the model that they are of; nothing without any."""
+        write_adapters(self.model, folder, base)
+
     # ------------------------------------------------------------------------------------------------------------ text
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -148,6 +153,9 @@ class CausalLM:
         places = places.clamp(max=targets.shape[1] - 1)
         align = lambda values: torch.where(mask, values.gather(1, places), 0.0)  # noqa: E731
         return TokenLogProbs(align(log_probs), None if entropy is None else align(entropy))
+
+    def update_flops(self, lengths: Sequence[int], predicted: int) -> float:
+        return update_flops(self.model, lengths, predicted)
 
     def _logits(self, tokens: Tensor, start: int) -> Tensor:
         """Logits [B, L - start, V] of what follows each token from `start` on."""

@@ -2,15 +2,13 @@
 
 What is right is a pure function of (completion, problem): `answers.py` decides by the texts alone wherever it can, and
 bounds what is left for math-verify, which runs under a limit of processor time (not of the clock) in
-`verifier.py`.  A function of the user's (reward._target_) replaces all that, and runs in the caller's process,
-without a limit; several calls of it at once in threads, if it waits for others.
+`verifier.py`.  A function of the user's (reward._target_, custom_reward.py) replaces all that, and runs in the
+caller's process, without a limit.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, cast
 
@@ -19,32 +17,17 @@ import torch
 
 from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
 from rlinf_embodied.config import RewardConfig
-from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES, PromptTemplate
-from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.plug_ins import load_plug_in, named_when_raised
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.reasoning.answers import decide
 from rlinf_embodied.reasoning.batch import Completions, Rewards, ScoredGroup
+from rlinf_embodied.reasoning.custom_reward import CustomReward, RewardFunction, reward_function
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.verifier import MathVerifier
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
-from rlinf_embodied.telemetry.progress import report_progress
 
-RewardFunction = Callable[[str, Problem], float]  # (completion without its ending token, problem) -> what it earns
 _RIGHT = 1.0  # what a function gives a right answer, at least
 _RIGHT_BY_TEXT = RewardConfig()
-
-
-def reward_function(config: RewardConfig) -> RewardFunction | None:
-    """Returns the function that reward._target_ names, None otherwise.
-
-    Raises:
-        ConfigError: it cannot be imported, or does not take (completion, problem).
-    """
-    if config._target_ is None:
-        return None
-    return cast(RewardFunction, load_plug_in(config._target_, "reward._target_", "completion", "problem"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +36,9 @@ class Verification:
 
     correct: np.ndarray  # bool [B]: the final answer is right and the completion came to its end
     formatted: np.ndarray  # bool [B]: it came to its end and follows the template
-    raw: np.ndarray  # float32 [B]: 1 where correct, or the value of the user's function; 0 where it did not end
+    raw: np.ndarray  # float32 [B]: 1 where correct, or the user's function's (weighted sum); 0 where it did not end
     rewards: np.ndarray  # float32 [B]: raw + format_reward * formatted
+    named: dict[str, np.ndarray]  # float64 [B] each: what the user's function gave, by name ("": it gives no names)
 
 
 class Verifier:
@@ -67,9 +51,9 @@ class Verifier:
         self, template: PromptTemplate, config: RewardConfig = _RIGHT_BY_TEXT, function: RewardFunction | None = None
     ) -> None:
         """Starts nothing yet; `function` takes the place of the one that the config names."""
-        self._template, self._format_reward = template, config.format_reward
-        self._function = function or reward_function(config)
-        self._threads = ThreadPoolExecutor(config.concurrency, "reward") if config.concurrency > 1 else None
+        self.template, self._format_reward = template, config.format_reward
+        function = function or reward_function(config)
+        self._custom = None if function is None else CustomReward(function, config)
         self._math = MathVerifier(config.timeout_s)
 
     def __enter__(self) -> Self:
@@ -79,59 +63,49 @@ class Verifier:
         self._math.close()
 
     def verify(
-        self, completions: Sequence[str], problems: Sequence[Problem], ended: Sequence[bool] | np.ndarray | None = None
+        self,
+        completions: Sequence[str],
+        problems: Sequence[Problem],
+        ended: Sequence[bool] | np.ndarray | None = None,
+        earned: Sequence[float | None] | None = None,
     ) -> Verification:
         """Verifies each of B completions, without its end-of-sequence token, by its problem.
 
-        Those where this token did not come (None: it came everywhere) earn nothing.
+        Those where this token did not come (None: it came everywhere) earn nothing; those that have `earned` something
+        already earn that.
 
         Raises:
             WorkerError: math-verify is needed and no process for it can be started.
             ConfigError: the user's function raised, or returned something else than a finite number.
         """
         complete = np.ones(len(completions), bool) if ended is None else np.asarray(ended, bool)
-        formatted = np.array([self._template.is_formatted(text) for text in completions], bool) & complete
+        formatted = np.array([self.template.is_formatted(text) for text in completions], bool) & complete
         asked = list(zip(completions, problems, complete, strict=True))
-        if self._function is None:
+        named = dict[str, np.ndarray]()
+        if self._custom is None:
             correct = self._compared(asked)
             raw = correct.astype(np.float32)
         else:
-            raw = np.array(self._earned(self._function, asked), np.float32)
+            for name, values in self._custom.earned([row[:2] for row in asked if row[2]]).items():
+                named[name] = np.zeros(len(asked))
+                named[name][complete] = values
+            raw = self._custom.weighted(named)
             correct = raw >= _RIGHT
+        if earned is not None and (numbers := [n for n, value in enumerate(earned) if value is not None]):
+            raw[numbers] = [value for value in earned if value is not None]
+            correct[numbers] = raw[numbers] >= _RIGHT
         rewards = raw + np.float32(self._format_reward) * formatted
-        return Verification(correct, formatted, raw, rewards.astype(np.float32))
+        return Verification(correct, formatted, raw, rewards.astype(np.float32), named)
 
     def _compared(self, asked: Sequence[tuple[str, Problem, bool]]) -> np.ndarray:
         """Returns which answers are right; math-verify is asked once about each undecided pair."""
         decisions: list[bool | tuple[str, str]] = []
         for completion, problem, whole in asked:
-            answer = self._template.final_answer(completion) if whole else None
+            answer = self.template.final_answer(completion) if whole else None
             decisions.append(answer is not None and decide(answer, problem.answer))
         pairs = list(dict.fromkeys(found for found in decisions if isinstance(found, tuple)))
         equal = dict(zip(pairs, self._math.equal(pairs), strict=True))
         return np.array([equal[found] if isinstance(found, tuple) else found for found in decisions], bool)
-
-    def _earned(self, function: RewardFunction, asked: Sequence[tuple[str, Problem, bool]]) -> list[float]:
-        one = lambda row: _earned(function, row[0], row[1]) if row[2] else 0.0  # noqa: E731
-        found = []
-        for value in map(one, asked) if self._threads is None else self._threads.map(one, asked):
-            found.append(value)
-            report_progress()
-        return found
-
-
-def _earned(function: RewardFunction, completion: str, problem: Problem) -> float:
-    about = f"{completion[:80]!r} as a completion of {problem.question[:80]!r}"
-    refused = f"reward._target_, asked about {about}, raised"
-    with named_when_raised(lambda raised: ConfigError(f"{refused} {raised}\nCorrect it there")):
-        found = function(completion, problem)
-    try:
-        number = float(found)
-    except (TypeError, ValueError):
-        number = math.nan
-    rule = f"it returned that for {about}, which earns a finite number"
-    require(math.isfinite(number), "reward._target_", found, rule, "return one for every completion")
-    return number
 
 
 class RewardStage(HoldsNoMemory):
@@ -141,7 +115,7 @@ class RewardStage(HoldsNoMemory):
         self._config = made.config
 
     def setup(self, context: StageContext) -> None:
-        self._verifier = Verifier(PROMPT_TEMPLATES[self._config.data.prompt_template], self._config.reward)
+        self._verifier = Verifier(PromptTemplate.of(self._config.data), self._config.reward)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block; reports its groups."""
@@ -159,15 +133,21 @@ def scored(
     shape = (len(completions.groups), -1)
     size = len(completions.texts) // shape[0]
     problems = [problem for problem in completions.problems for _ in range(size)]
-    ended = torch.cat([group.ended for group in completions.groups]).cpu().numpy()
-    verified = verifier.verify(completions.texts, problems, ended)
+    last = completions.last_rows()
+    ended = torch.cat([group.ended for group in completions.groups])[last].cpu().numpy()
+    verified = verifier.verify(completions.texts, problems, ended, completions.earned)
     rewards, raw = torch.from_numpy(verified.rewards), torch.from_numpy(verified.raw).reshape(shape)
     if reward.overlong_tokens:
-        lengths = torch.cat([group.lengths for group in completions.groups]).cpu()
+        lengths = torch.cat([group.lengths for group in completions.groups])[last].cpu()
         margin = reward.overlong_tokens  # soft punishment of DAPO, arXiv 2503.14476, eq. 13: linear in them
         rewards = rewards - ((lengths - (longest - margin)).clamp(min=0, max=margin) / margin) * reward.overlong_penalty
     rewards, correct = rewards.reshape(shape), verified.correct.reshape(shape).tolist()
     alike, sums = (~nonzero_variance_groups(raw)).tolist(), [float(row.sum()) for row in rewards]
     formatted = verified.formatted.reshape(shape).sum(1).tolist()
-    rows = zip(map(tuple, correct), alike, sums, formatted, strict=True)
+    keys = [problem.key for problem in completions.problems]
+    named = [
+        {name: float(values.reshape(shape)[k].sum()) for name, values in verified.named.items() if name}
+        for k in range(shape[0])
+    ]
+    rows = zip(map(tuple, correct), alike, sums, formatted, named, keys, strict=True)
     return Rewards(rewards, raw), [ScoredGroup(block, k, *row) for k, row in enumerate(rows)]

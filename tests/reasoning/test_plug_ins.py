@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 import sys
@@ -17,11 +18,12 @@ from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import LanguagePolicyConfig, RewardConfig
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reasoning.custom_reward import reward_function
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.reward_stage import Verifier, reward_function
+from rlinf_embodied.reasoning.reward_stage import Verifier
 
 DOCS = (Path(__file__).resolve().parents[2] / "docs/reasoning.md").read_text()
 COMMANDS = [
@@ -62,7 +64,7 @@ def test_the_pages_reward_earns_what_it_says(plug_ins, tmp_path):
     assert 0 < summary["before"]["reward"] <= 1
     assert summary["after"]["reward"] >= summary["accuracy_after"]
     function = reward_function(config.reward)
-    with Verifier(PROMPT_TEMPLATES["compact"], RewardConfig(format_reward=0.25), function) as verifier:
+    with Verifier(PromptTemplate("compact"), RewardConfig(format_reward=0.25), function) as verifier:
         texts = ["#6", "7+8=15;15-9=6;" + "=" * 24 + "#6", "#7", "#6"]
         verified = verifier.verify(texts, [SIX] * 4, [True, True, True, False])
     assert verified.raw.tolist() == [1.0, 0.5, 0.0, 0.0]
@@ -133,7 +135,7 @@ def test_a_reward_that_cannot_be_used_is_named_before_anything_starts(plug_ins, 
 @pytest.mark.parametrize("returned", [None, "right", float("nan")])
 def test_a_reward_is_a_finite_number(returned):
     said = r"reward\._target_ is .* for '#6' as a completion of '7\+8-9=', which earns a finite number: return one"
-    verifier = Verifier(PROMPT_TEMPLATES["compact"], function=lambda completion, problem: returned)
+    verifier = Verifier(PromptTemplate("compact"), function=lambda completion, problem: returned)
     with pytest.raises(ConfigError, match=said):
         verifier.verify(["#6"], [SIX])
 
@@ -144,7 +146,7 @@ def test_a_reward_that_raises_is_shown_by_its_own_line(plug_ins):
     asked = r"reward\._target_, asked about '#6' as a completion of '7\+8-9=', raised KeyError: '6', from"
     with (
         pytest.raises(ConfigError, match=rf"{asked}\n  /.*/my_rewards\.py, line 2, in score: return"),
-        Verifier(PROMPT_TEMPLATES["compact"], function=function) as verifier,
+        Verifier(PromptTemplate("compact"), function=function) as verifier,
     ):
         verifier.verify(["#6"], [SIX])
 
@@ -165,5 +167,50 @@ def test_calls_of_a_reward_that_waits_run_at_once_and_keep_their_order() -> None
         together.wait()  # or breaks, where fewer than three run at once
         return float(completion)
 
-    with Verifier(PROMPT_TEMPLATES["compact"], RewardConfig(_target_="a.judge", concurrency=3), judged) as verifier:
-        assert verifier.verify(["1", "0.5", "2"], [SIX] * 3).raw.tolist() == [1.0, 0.5, 2.0]
+    async def awaited(completions: list[str], problems: list[Problem]) -> list[float]:
+        waiting.append(None)
+        while len(waiting) < 3:
+            await asyncio.sleep(0.001)
+        return [float(completion) for completion in completions]
+
+    waiting: list[None] = []
+    for function, batch_size, texts in ((judged, 0, ["1", "0.5", "2"]), (awaited, 2, ["1", "0.5", "2", "3", "4"])):
+        config = RewardConfig(_target_="a.judge", concurrency=3, batch_size=batch_size)
+        with Verifier(PromptTemplate("compact"), config, function) as verifier:
+            assert verifier.verify(texts, [SIX] * len(texts)).raw.tolist() == list(map(float, texts))
+
+
+def test_the_pages_named_rewards_are_summed_by_weight_and_reported(plug_ins, tmp_path):
+    config = tiny_math(*shortened(command_with("right_and_short"), tmp_path))
+    train(config)
+    (row,) = metric_rows(tmp_path / "run")
+    assert row["reward/right"] == row["rollout/accuracy"]
+    assert row["rollout/reward"] == pytest.approx(row["reward/right"] + 0.2 * row["reward/short"])
+    assert 0 < row["reward/short"] < 1
+    function = reward_function(config.reward)
+    with Verifier(PromptTemplate("compact"), config.reward, function) as verifier:
+        verified = verifier.verify(["#6", "#6", "=" * 24 + "#6"], [SIX] * 3, [True, False, True])
+    assert verified.raw.tolist() == pytest.approx([1.2, 0.0, 1.0])
+    assert {name: found.tolist() for name, found in verified.named.items()} == {"right": [1, 0, 1], "short": [1, 0, 0]}
+
+
+@pytest.mark.parametrize(
+    ("returned", "weights", "words"),
+    [
+        (
+            [{"right": 1.0}],
+            {"wright": 1.0},
+            r"reward\.weights is {'wright': 1\.0}, but .* returned rewards named 'right'",
+        ),
+        ([1.0], {"right": 1.0}, r"reward\.weights is {'right': 1\.0}, but .* returned a number: give the weight"),
+        ([{"right": 1.0}], {}, r"reward\.weights is {}, but .* returned rewards named 'right': give the weight"),
+        ([], {}, r"reward\._target_ is \[\], but it returned that for 1 completions .* a list of as many rewards"),
+    ],
+)
+def test_rewards_by_name_or_in_lists_that_do_not_fit_are_named(returned, weights, words):
+    config = RewardConfig(_target_="a.judge", batch_size=4, weights=weights)
+    with (
+        Verifier(PromptTemplate("compact"), config, lambda completions, problems: returned) as verifier,
+        pytest.raises(ConfigError, match=words),
+    ):
+        verifier.verify(["#6"], [SIX])

@@ -29,7 +29,7 @@ def verifier():
 
 
 def pid_of(verifier: MathVerifier) -> int | None:
-    return None if verifier._process is None else verifier._process.pid
+    return verifier._process.pid
 
 
 def test_a_process_answers_in_order_and_sees_nothing_else_of_its_owners_environment(monkeypatch):
@@ -81,7 +81,7 @@ def test_a_question_that_every_worker_dies_of_counts_as_not_equal(monkeypatch, c
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(killed, **options))
     assert MathVerifier(timeout_s=60.0).equal([("1/2", "0.5")]) == [False]
-    assert [record.args[0] for record in caplog.records] == [-signal.SIGKILL] * 3
+    assert [record.args[1] for record in caplog.records] == [-signal.SIGKILL] * 3
 
 
 def test_a_process_that_cannot_start_is_an_error(monkeypatch, tmp_path, capfd):

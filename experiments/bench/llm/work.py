@@ -24,14 +24,14 @@ from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import CompactTemplate
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt, Rewards, Sequences
 from rlinf_embodied.reasoning.generation import Decoding
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.reward_stage import Verifier
 from rlinf_embodied.training.trainer import Trainer
 
-FORM = CompactTemplate()
+FORM = PromptTemplate("compact")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
