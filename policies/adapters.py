@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from policies.checkpoint_folder import seeded
 from rlinf_embodied.config import LoraSettings
 from rlinf_embodied.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 _BASE, _ADAPTER = ".base_layer.", ".lora_"  # parts of names that peft makes
 
@@ -106,6 +112,20 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         disable(False)
+
+
+def write_adapters(model: PreTrainedModel, folder: Path, base: str) -> None:
+    """Writes the adapters of a model as peft does (adapter_config.json, adapter_model.safetensors), if it has any.
+
+    `base` is the folder or name of the model that they are of; "": unknown.
+    """
+    state = {name: tensor for name, tensor in model.state_dict().items() if _ADAPTER in name}
+    if state:
+        folder.mkdir(parents=True, exist_ok=True)
+        (config,) = cast("Mapping[str, PeftConfig]", model.peft_config).values()
+        replace(config, base_model_name_or_path=base or None, task_type="CAUSAL_LM").save_pretrained(str(folder))
+        named = {f"base_model.model.{name.replace('.default', '')}": tensor for name, tensor in state.items()}
+        save_file({name: t.contiguous() for name, t in named.items()}, folder / "adapter_model.safetensors")
 
 
 @torch.no_grad()

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from policies.adapters import inject_adapters, merged_model, without_adapters
+from policies.adapters import inject_adapters, merged_model, without_adapters, write_adapters
 from policies.checkpoint_folder import seeded
 from policies.decoding import CachedDecoder, has_plain_cache
+from policies.flops import update_flops
 from policies.language_folder import read_model, read_tokenizer, special_tokens
 from policies.lean_decoding import LeanDecoder, is_lean
 from policies.packing import can_pack, packed_row
@@ -148,6 +149,10 @@ class CausalLM:
         merged_model(self.model).save_pretrained(folder, max_shard_size=max_shard_bytes)
         self.tokenizer.save_pretrained(folder)
 
+    def save_adapters(self, folder: Path, base: str) -> None:
+        """Writes adapters as peft does, `base` being the model that they are of; nothing without any."""
+        write_adapters(self.model, folder, base)
+
     # ------------------------------------------------------------------------------------------------------------ text
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -215,6 +220,9 @@ class CausalLM:
 
     def without_adapters(self) -> AbstractContextManager[None]:
         return without_adapters(self.module)
+
+    def update_flops(self, lengths: Sequence[int], predicted: int) -> float:
+        return update_flops(self.model, lengths, predicted)
 
     def _masked(self, logits: Tensor) -> Tensor:
         return logits if self._never is None else logits.index_fill(-1, self._never.to(logits.device), -torch.inf)

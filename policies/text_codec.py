@@ -14,6 +14,7 @@ from policies.language_folder import read_context, read_tokenizer, weight_files
 from rlinf_embodied.config import LanguagePolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces.language import ChatMessage
 
 PAD, EOS = "<pad>", "<eos>"
 PAD_ID, EOS_ID = 0, 1
@@ -79,29 +80,63 @@ class TextCodec:
         self._system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
         self._template_args = dict(template_args)
 
+    def chat(self, text: str, history: Sequence[tuple[str, str]] = ()) -> list[ChatMessage]:
+        """Returns the messages that a prompt consists of.
+
+        Args:
+            text: the user's message.
+            history: (role, text) of messages before it; with a system message among them, policy.system_prompt is left
+                out.
+
+        Raises:
+            ConfigError: there is no chat template that could write the history.
+        """
+        rule = "questions come after other messages, which the tokenizer has no chat template to write"
+        action = "use a chat model's folder, or another data.question_column"
+        require(not history or self.tokenizer.chat_template is not None, "data.files", list(history), rule, action)
+        before = [{"role": role, "content": said} for role, said in history]
+        system = [] if any(message["role"] == "system" for message in before) else self._system
+        return [*system, *before, {"role": "user", "content": text}]
+
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, in the model's chat template where it has one.
+        """Returns the tokens of a prompt, in the model's chat template where it has one; raises as `encode_chat`."""
+        return self.encode_chat(self.chat(text))
+
+    def encode_chat(self, chat: Sequence[ChatMessage]) -> list[int]:
+        """Returns the tokens of messages up to the model's reply; without a template, of their texts end to end.
 
         Raises:
             ConfigError: no tokens come out, the tokenizer does not know a character, or its chat template refuses.
         """
-        if self.tokenizer.chat_template is None:
-            tokens = self._tokens(text, add_special_tokens=True)
-        else:
-            chat = [*self._system, {"role": "user", "content": text}]
-            write = self.tokenizer.apply_chat_template
-            try:
-                written = write(chat, tokenize=False, add_generation_prompt=True, **self._template_args)
-            except TemplateError as error:
-                what = "policy.system_prompt with a user's message" if self._system else "a user's message alone"
-                raise ConfigError(
-                    f"the tokenizer's chat template refuses {what} ({error}): change chat_template in "
-                    "the model folder (policy.folder), or use another model"
-                ) from error
-            tokens = self._tokens(str(written), add_special_tokens=False)  # the template wrote them
+        written = self._written(chat)
+        tokens = self._tokens(written, add_special_tokens=self.tokenizer.chat_template is None)
         if not tokens:
-            raise ConfigError(f"the prompt {text!r} has no tokens: a prompt has at least one; correct the data")
+            raise ConfigError(f"the prompt {written!r} has no tokens: a prompt has at least one; correct the data")
         return tokens
+
+    def encode_next_turn(self, tokens: Sequence[int], chat: Sequence[ChatMessage]) -> list[int] | None:
+        """Returns what follows `tokens`, a prompt and the model's turn, up to its next reply in a longer chat.
+
+        None where the chat, as the template writes it now, does not begin with what the tokens say.
+        """
+        said = str(self.tokenizer.decode(list(tokens), skip_special_tokens=self.tokenizer.chat_template is None))
+        written = self._written(chat)
+        more = written[len(said) :]
+        return self._tokens(more, add_special_tokens=False) if written.startswith(said) and more else None
+
+    def _written(self, chat: Sequence[ChatMessage]) -> str:
+        if self.tokenizer.chat_template is None:
+            return "".join(message["content"] for message in chat)
+        write = self.tokenizer.apply_chat_template
+        try:
+            return str(write(list(chat), tokenize=False, add_generation_prompt=True, **self._template_args))
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in chat)
+            what = "policy.system_prompt with a user's message" if self._system else f"messages of {roles}"
+            raise ConfigError(
+                f"the tokenizer's chat template refuses {what} ({error}): change chat_template in "
+                "the model folder (policy.folder), or use another model"
+            ) from error
 
     def encode_answer(self, text: str) -> list[int]:
         """Returns the tokens of an answer, without one that ends it; raises as `encode`."""

@@ -19,12 +19,26 @@ from typing import Any, cast
 from rlinf_embodied.config import Precision
 from rlinf_embodied.errors import ConfigError
 
+_PEAKS = {  # dense bfloat16 FLOP/s by part of the device's name (NVIDIA's data sheets), the more exact names first
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+}
 _OWN_MEMORY_OF_NONE = ("cpu", "emulated")  # a core shares its machine's memory, an emulated device has none
 
 
 def kind_of(device: str) -> str:
     """Returns the kind in torch's name of a device: "cuda" of "cuda:0"."""
     return device.partition(":")[0]
+
+
+def peak_flop_per_s(device: str) -> float | None:
+    """Returns the peak of a device in bfloat16; None where it is not known."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if kind_of(device) == "cuda" else ""
+    return next((peak for part, peak in _PEAKS.items() if part in name), None)
 
 
 def is_accelerator(device: str) -> bool:

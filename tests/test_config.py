@@ -26,7 +26,7 @@ MATH_CHOICES = [(group, name) for group in groups(MathConfig) for name in choice
 VLA, MATH, TRANSITIONS = [], ["run.seed=0"], ["env=gymnasium", "policy=soft_actor", "algorithm=sac"]
 STATE = ["policy=soft_actor", "env.cameras=[]"]  # of a policy that learns from transitions
 NEEDS = {  # have no default
-    "jsonl": ["data.files.all=x.jsonl", "policy.folder=x"],
+    "files": ["data.files.all=x.jsonl", "policy.folder=x"],
     "folder": ["policy.folder=x"],
     **{name: ["env.task=PickCube-v1"] for name in ("maniskill", "remote")},
     **{name: ["data=x", *STATE] for name in ("iql", "bc")},
@@ -198,12 +198,12 @@ BAD_INPUT = [
     (TRANSITIONS, "env.chunk=5", "env.chunk is 5|a transition is one env step|use env.chunk=1"),
     (TRANSITIONS, "env.cameras=[rgb_array]", "env.cameras is ['rgb_array']|see a state|use env.cameras=[]"),
     (TRANSITIONS, "policy.temperature=0.5", "policy.temperature is 0.5|log-probs|use 1.0"),
-    (MATH, "data=jsonl policy.folder=x", "data.files is {}|use data.files.all=<file>"),
+    (MATH, "data=files policy.folder=x", "data.files is {}|use data.files.all=<file>"),
     (
         *(MATH, "data.files.all=x.jsonl"),
         "policy.folder is None|learns to write from generated problems|give warm_start.checkpoint=<run",
     ),
-    (MATH, "data.files.train=x", "data.files is {'train': 'x'}|a file each|add the missing one"),
+    (MATH, "data.files.train=x", "data.files is {'train': 'x'}|training both|add the missing one"),
     (MATH, "policy=folder", "policy.folder is ''|reads a model from disk|policy.folder=<dir>"),
     (MATH, "policy.folder=a warm_start.checkpoint=b", "warm_start.checkpoint is 'b'|give one of the two"),
     (MATH, "policy.precision=bfloat16", "policy.precision is 'bfloat16'|policy.lora.rank=16"),
@@ -242,7 +242,7 @@ def test_checks_have_episodes_of_their_own_where_there_are_checks():
     assert compose_train([seeds[0], "eval.num_episodes=50", "run.until_success=0.9"]).eval.num_episodes == 50
 
 
-GSM8K = ["data=jsonl", "data.files.all=gsm8k.jsonl"]
+GSM8K = ["data=files", "data.files.all=gsm8k.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Axes: V values of a token, C actions per chunk, A tokens per action; `*batch` an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -102,6 +103,27 @@ def inverse_cdf(log_probs: Float[Tensor, "*axes V"], uniforms: Float[Tensor, "*a
     below = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(uniforms.to(torch.float64) * total, below)
     return torch.searchsorted(cumulated, target[..., None], right=True)[..., 0]
+
+
+def truncated(log_probs: Float[Tensor, "*axes V"], top_k: int, top_p: float, min_p: float) -> Float[Tensor, "*axes V"]:
+    """Returns log-probs with -inf in place of tokens that are not to be sampled; the others stay as they are.
+
+    The restrictions apply in transformers' order: the `top_k` likeliest tokens (0: all) and equals of the last one; of
+    what is left, the fewest likeliest ones that hold the share `top_p`; those that have at least `min_p` times the
+    probability of the likeliest one, which always stays.
+    """
+    if 0 < top_k < log_probs.shape[-1]:
+        log_probs = log_probs.masked_fill(log_probs < log_probs.topk(top_k).values[..., -1:], -torch.inf)
+    if top_p < 1:
+        ordered, places = log_probs.sort(descending=True, stable=True)
+        cumulated = ordered.exp().to(torch.float64).cumsum(-1)
+        left_out = cumulated - ordered.exp() >= top_p * cumulated[..., -1:]
+        left_out[..., 0] = False
+        log_probs = log_probs.masked_fill(left_out.scatter(-1, places, left_out), -torch.inf)
+    if min_p > 0:
+        least = log_probs.amax(-1, keepdim=True) + math.log(min_p)
+        log_probs = log_probs.masked_fill(log_probs < least, -torch.inf)
+    return log_probs
 
 
 def mean_near_mode(logits: Float[Tensor, "*axes V"], reach: int) -> Float[Tensor, "*axes"]:

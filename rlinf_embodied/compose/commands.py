@@ -61,6 +61,7 @@ def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
     """
     saved = _json(overrides, "evaluation.json") or _plain_model(overrides)
     sections = {name: saved.get(name) for name in ("data", "policy", "generation", "reward")}
+    sections |= {name: saved[name] for name in ("tool", "agent") if name in saved}
     if saved.get("workflow") != "reasoning" or not _fits(EvaluateAnswersConfig, sections):
         return None
     return compose(EvaluateAnswersConfig, overrides, sections)

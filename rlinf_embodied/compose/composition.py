@@ -274,8 +274,11 @@ def _merged(
         config = OmegaConf.merge(config, *layers)
     with _explaining(known, "the command line"):
         for key, value in given.items():
-            if key not in groups(schema):
-                OmegaConf.update(config, key, value, merge=True, force_add=key not in known)
+            if key in known and key not in groups(schema):
+                OmegaConf.update(config, key, value, merge=True)
+            elif key not in groups(schema):  # of an open section; its values may be dataclasses (eval.sets)
+                whole = functools.reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value)
+                config = OmegaConf.merge(config, whole)
     return config
 
 

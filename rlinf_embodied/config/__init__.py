@@ -38,11 +38,14 @@ from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, Lor
 from rlinf_embodied.config.learning import Critic, ImageAugmentation, NormMode, PolicyConfig, WarmStartConfig
 from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig
 from rlinf_embodied.config.reasoning import (
+    AgentConfig,
+    EvalSetConfig,
     LanguageAlgorithmConfig,
     LanguageSFTConfig,
     LossLevel,
     ReasoningAlgorithmConfig,
     ReasoningName,
     RewardConfig,
+    ToolConfig,
 )
 from rlinf_embodied.config.run import EvalConfig, Exactness, RunConfig

@@ -12,12 +12,14 @@ from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, Lor
 from rlinf_embodied.config.learning import PolicyConfig, WarmStartConfig
 from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig, require_no_cores, require_staleness
 from rlinf_embodied.config.reasoning import (
+    AgentConfig,
     AnswerEvalConfig,
     GenerationConfig,
     LanguageAlgorithmConfig,
     LanguageWarmStartConfig,
     ReasoningAlgorithmConfig,
     RewardConfig,
+    ToolConfig,
     largest,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
@@ -190,6 +192,8 @@ class MathConfig(TrainingConfig):
     policy: LanguagePolicyConfig
     algorithm: LanguageAlgorithmConfig
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+    tool: ToolConfig = field(default_factory=ToolConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     warm_start: LanguageWarmStartConfig = field(default_factory=LanguageWarmStartConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
@@ -202,6 +206,10 @@ class MathConfig(TrainingConfig):
         folder, start = self.policy.folder, self.warm_start.checkpoint
         rule = f"policy.folder is {folder!r}, and training starts from one model"
         require(folder is None or start is None, "warm_start.checkpoint", start, rule, "give one of the two")
+        rule = "an agent has its own tools"
+        require(
+            None in (self.tool._target_, self.agent._target_), "tool._target_", self.tool._target_, rule, "leave it out"
+        )
         self.algorithm.check(self)
 
     @property
@@ -209,6 +217,11 @@ class MathConfig(TrainingConfig):
         """The algorithm of a run that samples completions."""
         assert isinstance(self.algorithm, ReasoningAlgorithmConfig)
         return self.algorithm
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of an episode, at most."""
+        return self.tool.num_turns if self.agent._target_ is None else self.agent.max_requests
 
     @property
     def num_rows(self) -> int:
@@ -283,6 +296,8 @@ class EvaluateAnswersConfig:
     policy: LanguagePolicyConfig
     generation: GenerationConfig
     reward: RewardConfig
+    tool: ToolConfig = field(default_factory=ToolConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
     run: RunConfig = field(default_factory=RunConfig)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
-from rlinf_embodied.config.checks import require, require_numbers, require_one_of
+from rlinf_embodied.config.checks import require, require_numbers
 
 
 @dataclass(kw_only=True, slots=True)
@@ -13,27 +14,46 @@ class DataConfig:
     """Problems whose answers can be checked."""
 
     level: str = "sum4-6-9"  # of generated problems, several joined by commas; see docs/problems_and_rewards.md
-    files: dict[str, str] = field(default_factory=dict)  # JSON Lines: {train: a, test: b}, or {all: a}, split by a hash
-    question_column: str = "question"
+    files: dict[str, str] = field(default_factory=dict)  # {train: a, test: b}, or {all: a}: split by a hash
+    question_column: str = "question"  # a text or a chat; also a dotted path into mappings
     answer_column: str = "answer"
     columns: list[str] = field(default_factory=list)  # of the files' rows, kept as Problem.columns for a reward
+    where: dict[str, Any] = field(default_factory=dict)  # rows to keep: {column: value, [values] or {min: a, max: b}}
+    solved_share: float = 1.0  # of the problems that all completions solved when they were last drawn, drawn again
+    unsolved_share: float = 1.0  # of those that no completion solved; others take their places
+    max_prompt_tokens: int | None = None  # longer prompts are left out; None: those that the model has room for
     _target_: str | None = None  # custom problems, instead of level and files: (data, seed) -> ProblemSource
-    prompt_template: str = "compact"  # compact: characters as tokens, for small models; natural: sentences
+    prompt_template: str = "compact"  # compact: characters as tokens; natural: sentences; or the path of a .jinja file
+    final_answer: list[str] = field(default_factory=list)  # where it stands in a completion; []: as the template says
     seed: int = 77  # of the problems that are held out; those of training follow from run.seed
 
     def __post_init__(self) -> None:
         splits, custom = set(self.files), self._target_ is not None
-        rule = "its keys are `all`, or train, test and perhaps validation: training and evaluation need a file each"
-        known = splits in (set(), {"all"}) or {"train", "test"} <= splits <= {"train", "validation", "test"}
+        rule = "its keys are `all`, or train, test and perhaps validation; evaluation needs test, training both"
+        every = {"train", "validation", "test"}
+        known = splits in (set(), {"all"}) or {"test"} <= splits <= every
         require(known, "data.files", self.files, rule, "use data.files.all=<file>, or add the missing one")
         rule = "problems are of a level (data.level) or come from files"
         some = bool(self.files or self.level) or custom
         require(some, "data.files", self.files, rule, "use data.files.all=<file>.jsonl, or data.level=sum4-6-9")
         rows, rule = not self.columns or bool(self.files) or custom, "generated problems have no columns"
         require(rows, "data.columns", self.columns, rule, "leave it out, or use data.files.all=<file>.jsonl")
+        rule, action = "it chooses among the rows of files", "leave it out"
+        require(not self.where or bool(self.files), "data.where", self.where, rule, action)
+        ranges = [set(wanted) for wanted in self.where.values() if isinstance(wanted, dict)]
+        known, rule = all(keys <= {"min", "max"} for keys in ranges), "a range has min, max or both"
+        require(known, "data.where", self.where, rule, "use {<column>: {min: 1, max: 5}}")
+        require_numbers(self, "data", "max_prompt_tokens", low=1)
+        require_numbers(self, "data", "solved_share", "unsolved_share", high=1)
+        rule, action = "generated problems do not come again", "leave it out, or use data.files.all=<file>"
+        require(not self.has_pools or bool(self.files) or custom, "data.solved_share", self.solved_share, rule, action)
         rule, action = "problems come from files or from a custom source", "leave out one of the two"
         require(not (custom and self.files), "data._target_", self._target_, rule, action)
-        require_one_of(self, "data", "prompt_template", "compact", "natural")
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether some problems are drawn less often."""
+        return self.solved_share < 1 or self.unsolved_share < 1
 
 
 @dataclass(kw_only=True, slots=True)

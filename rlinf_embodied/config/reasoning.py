@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlinf_embodied.config.algorithm import PolicyLoss, Reduction, Sharding, require_dual_clip
 from rlinf_embodied.config.checks import require, require_numbers
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 class GenerationConfig:
     """How completions are sampled, and in which portions."""
 
-    max_new_tokens: int = 52  # of generated problems; with data.prompt_template=natural 512 (train_llm_math.yaml)
+    max_new_tokens: int = 52  # of all turns, with what a tool says; with another template 512 (train_llm_math.yaml)
     temperature: float = 1.0  # of sampling, and of the log-probs alike
+    top_k: int = 0  # only so many of the likeliest tokens are sampled; 0: all
+    top_p: float = 1.0  # only the likeliest tokens that hold this probability together
+    min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
+    stop: list[str] = field(default_factory=list)  # texts that end a completion, which includes them
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
     rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker
     max_num_seqs: int = 128  # of these at a time; the next one starts as soon as one has ended
@@ -28,6 +32,41 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "generation", "max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs", low=1)
         require_numbers(self, "generation", "temperature", low=0, above=True)  # evaluation is greedy by itself
+        require_numbers(self, "generation", "top_k")
+        require_numbers(self, "generation", "top_p", above=True, high=1)
+        require_numbers(self, "generation", "min_p", high=1)
+        require(all(self.stop), "generation.stop", self.stop, "an empty text stands everywhere", "leave it out")
+
+
+@dataclass(kw_only=True, slots=True)
+class ToolConfig:
+    """What answers the model's turns, if anything does; see reasoning/episodes.py."""
+
+    _target_: str | None = None  # dotted path of (text, problem) -> str | None; None: a completion is one turn
+    max_turns: int = 4  # of the model; an episode is over when the tool returns None, and at the last turn
+    waits: bool = False  # it waits and hardly computes: the stage may run without a core (cluster.waiting_devices)
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "tool", "max_turns", low=1)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of an episode, at most."""
+        return 1 if self._target_ is None else self.max_turns
+
+
+@dataclass(kw_only=True, slots=True)
+class AgentConfig:
+    """A program that asks the model through an OpenAI client, if any does; see reasoning/agents.py."""
+
+    _target_: str | None = None  # dotted path of (problem, base_url) -> what the reward judges, or the reward
+    max_requests: int = 16  # of an episode; further ones are refused
+    timeout_s: float = 600.0  # that an agent may be at work between requests; then its episode earns nothing
+    waits: bool = False  # agents wait and hardly compute: the stage may run without a core (cluster.waiting_devices)
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "agent", "max_requests", low=1)
+        require_numbers(self, "agent", "timeout_s", low=0, above=True)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -171,6 +210,10 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         return self.epochs * self.num_minibatches
 
     def check(self, config: MathConfig) -> None:
+        agent, rule = config.agent._target_, "its episodes may have several rows, which a critic does not take"
+        require(
+            agent is None or self.name is not ReasoningName.ppo, "agent._target_", agent, rule, "use algorithm=grpo"
+        )
         group, block, rows = self.group_size, config.rows_per_block, config.num_rows
         rule = f"algorithm.group_size={group} divides it, and it divides the {rows} completions of a round"
         whole = block % group == 0 and rows % block == 0
@@ -192,6 +235,7 @@ class LanguageSFTConfig(LanguageAlgorithmConfig):
 
     num_examples: int = 20000  # of generated problems; files and sources with an end have no more than their rows
     chain_of_thought_share: float = 0.45  # of the examples, with their steps; the others are direct answers
+    tool_share: float = 0.0  # of the examples, with their steps as calls of tool._target_, one in each turn
     num_held_out: int = 256  # test problems, whose loss is reported; 0: none
     steps: int = 1200
     steps_per_iteration: int = 50
@@ -208,6 +252,7 @@ class LanguageSFTConfig(LanguageAlgorithmConfig):
         require_numbers(self, path, "num_examples", "steps", "steps_per_iteration", "batch_size", low=1)
         require_numbers(self, path, "num_held_out")
         require_numbers(self, path, "chain_of_thought_share", high=1)
+        require_numbers(self, path, "tool_share", high=1 - self.chain_of_thought_share)
         even, rule = self.batch_size % 2 == 0, "a batch is a slice of each of 2 blocks of examples"
         require(even, f"{path}.batch_size", self.batch_size, rule, "use an even number")
         number, rule = self.num_examples, f"there are fewer than in a batch ({path}.batch_size={self.batch_size})"
@@ -234,16 +279,40 @@ class LanguageWarmStartConfig(LanguageSFTConfig):
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
 
+_SETS = ("greedy", "sampled")  # names of the two ways in which the held-out problems are answered
+
+
+@dataclass(kw_only=True, slots=True)
+class EvalSetConfig:
+    """Further problems that every evaluation puts to the model, answered in their own way.
+
+    For example {data: {files: {test: aime.jsonl}}, generation: {temperature: 0.6, top_p: 0.95}, num_samples: 32}.
+    """
+
+    data: dict[str, Any] = field(default_factory=dict)  # what differs from the section data; its test problems are used
+    generation: dict[str, Any] = field(default_factory=dict)  # what differs from the section generation
+    greedy: bool = False  # the likeliest token, always
+    num_problems: int = 1000
+    num_samples: int = 1  # per problem
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "eval.sets.<name>", "num_problems", "num_samples", low=1)
+
+
 @dataclass(kw_only=True, slots=True)
 class AnswerEvalConfig:
     """Evaluation on held-out problems."""
 
     num_problems: int = 1000
-    num_samples: int = 8  # per problem, at generation.temperature, for pass@k; 0: greedy answers only
+    num_samples: int = 8  # per problem, as section generation says, before and after only; 0: greedy answers only
     every: int = 0  # iterations between (greedy) evaluations during training; 0: before and after only
+    sets: dict[str, EvalSetConfig] = field(default_factory=dict)  # named ones, in addition, in every evaluation
     problems_per_block: int = 125  # of a decoding batch
     num_shown: int = 12  # answers in the table of samples
 
     def __post_init__(self) -> None:
         require_numbers(self, "eval", "num_problems", "problems_per_block", low=1)
         require_numbers(self, "eval", "num_samples", "every", "num_shown", low=0)
+        names, rule = list(self.sets), "it names metrics, such as eval/<name>/avg@8"
+        plain = all(name.isidentifier() and name not in ("accuracy", "length", "reward", *_SETS) for name in names)
+        require(plain, "eval.sets", names, rule, "use letters and digits, and none of the metrics' names")

@@ -6,6 +6,7 @@ problem, whichever worker asks.  A batch is a range of positions, so nothing but
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,12 @@ class Problem:
     family: str  # "sum", "chain", or "text" for questions in words
     level: str  # for example "sum4-6-9"; a file's name for questions in words
     columns: Mapping[str, object] = field(default_factory=dict, hash=False)  # of its row, as data.columns names them
+    history: tuple[tuple[str, str], ...] = ()  # messages of the chat before the question: (role, text)
+
+    @property
+    def key(self) -> str:
+        """What the question is known by in other epochs, for example "8a3c51f0e2b94d77"."""
+        return hashlib.blake2b(f"{self.history}{self.question}".encode(), digest_size=8).hexdigest()
 
 
 @runtime_checkable

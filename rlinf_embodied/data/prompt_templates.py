@@ -1,88 +1,45 @@
 """How a problem is put to a model, how an answer to it is written, and where in an answer the final one stands.
 
-| template | prompt             | direct answer | chain of thought          | final answer                           |
-| compact  | 7+8-9=             | #6            | 7+8=15;15-9=6;#6          | what follows the last #                |
-| natural  | What is 7 + 8 - 9? | #### 6        | 7 + 8 = 15 (lines) #### 6 | see NaturalTemplate.final_answer       |
+A template is a Jinja file: templates/<name>.jinja, or the user's own.  Its text is the prompt (of a chat, the user's
+message); docs/problems_and_rewards.md lists the variables.  It may also have
 
-Neither writes the end-of-sequence token: the tokenizer owns it.
+    {% set final_answer = ["boxed"] %}              where the final answer stands: rules, the first that finds one
+    {% set format = "..." %}                        pattern of a whole completion that earns the format reward
+    {% macro completion(solution, answer) %}...     a right completion, for supervised fine-tuning
+
+A rule is a name of `_RULES` or a regular expression with one group, whose last match counts.  Files are rendered in
+Jinja's sandbox.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, nodes
+from jinja2.environment import TemplateModule
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rlinf_embodied.config import DataConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Problem
+from rlinf_embodied.errors import ConfigError
 
-_MARK = "####"
+_FOLDER = Path(__file__).parent / "templates"
+_PATH = "data.prompt_template"
 _BOXED = "\\boxed{"
 _LONGEST_BOX = 1024  # characters that are searched for the closing bracket
-_INSTRUCTION = "Write the steps, then the answer alone in a last line that begins with ####."
-_OPERATOR = re.compile(r"(?<=[0-9])[-+*/=]")  # a sign that follows nothing of that kind is part of a number
+_MARKED = r"####(?!#)((?:(?!####)[^\n])*+)"  # to the end of the line, or to the next mark
+_DEFAULT_RULES = ["marked_last_line", "boxed", "marked"]
 
 
-class CompactTemplate:
-    """The template of small models with a character vocabulary."""
-
-    def prompt(self, problem: Problem) -> str:
-        """Returns what the model is given (of a chat, the user's message): the question as it is."""
-        return problem.question
-
-    def completion(self, problem: Problem, chain_of_thought: bool) -> str:
-        """Returns a right completion: "7+8=15;15-9=6;#6", or "#6" for a direct answer."""
-        steps = problem.solution if chain_of_thought and problem.solution else ""
-        return f"{steps}#{problem.answer}"
-
-    def final_answer(self, completion: str) -> str | None:
-        """Returns all that follows the last #, stripped; None where a completion gives no answer."""
-        _, mark, answer = completion.rpartition("#")
-        return answer.strip() or None if mark else None
-
-    def is_formatted(self, completion: str) -> bool:
-        """Returns whether there is one # and, after it, an answer that is no further step."""
-        _, mark, answer = completion.partition("#")
-        return bool(mark) and bool(answer.strip()) and not set(answer) & set("#;=\n")
-
-
-class NaturalTemplate:
-    """The template of models that read and write sentences."""
-
-    def prompt(self, problem: Problem) -> str:
-        """Returns the question as a sentence, and how the answer is to be given."""
-        text = problem.family == "text"
-        sentence = problem.question if text else f"What is {_spaced(problem.question.removesuffix('='))}?"
-        return f"{sentence}\n{_INSTRUCTION}"
-
-    def completion(self, problem: Problem, chain_of_thought: bool) -> str:
-        """Returns the steps in lines, if asked for, and the answer behind ####."""
-        steps = problem.solution if chain_of_thought and problem.solution else ""
-        lines = [steps] if problem.family == "text" else [_spaced(step) for step in steps.split(";")]
-        return "\n".join([*filter(None, lines), f"{_MARK} {problem.answer}"])
-
-    def final_answer(self, completion: str) -> str | None:
-        """Returns what follows #### in the last line, else the last \\boxed{}, else what follows the last ####.
-
-        The instruction asks for the first form.  Models write the second one by habit, and #### as a Markdown heading.
-        """
-        _, mark, rest = completion.rpartition(_MARK)
-        marked = rest.partition("\n")[0].strip() or None if mark else None
-        ends_marked = marked is not None and "\n" not in rest.strip()
-        return marked if ends_marked else _last_boxed(completion) or marked
-
-    def is_formatted(self, completion: str) -> bool:
-        """Returns whether there is one ####, it begins the last line, and an answer follows it."""
-        _, mark, rest = completion.partition(_MARK)
-        begins_a_line = completion.rpartition(_MARK)[0].rpartition("\n")[2].strip() == ""
-        answer = rest.strip()
-        return bool(mark) and begins_a_line and bool(answer) and "#" not in answer and "\n" not in answer
-
-
-PromptTemplate = CompactTemplate | NaturalTemplate
-PROMPT_TEMPLATES: dict[str, PromptTemplate] = {"compact": CompactTemplate(), "natural": NaturalTemplate()}
-
-
-def _spaced(expression: str) -> str:
-    """Puts spaces around operators, not behind the sign of a number."""
-    return _OPERATOR.sub(lambda found: f" {found[0]} ", expression)
+def _last_match(pattern: re.Pattern[str], text: str) -> str | None:
+    answer = None
+    for found in pattern.finditer(text):
+        answer = found[1]
+    return answer
 
 
 def _last_boxed(text: str) -> str | None:
@@ -94,5 +51,116 @@ def _last_boxed(text: str) -> str | None:
     for end in range(start + len(_BOXED) - 1, min(len(text), start + _LONGEST_BOX)):
         depth += (text[end] == "{") - (text[end] == "}")
         if depth == 0:
-            return text[start + len(_BOXED) : end].strip() or None
+            return text[start + len(_BOXED) : end]
     return None
+
+
+Rule = Callable[[str], str | None]
+_RULES: dict[str, Rule] = {
+    "marked": partial(_last_match, re.compile(_MARKED)),  # what follows the last ####
+    "marked_last_line": partial(_last_match, re.compile(_MARKED + r"\s*+\Z")),  # the same, in the last line only
+    "boxed": _last_boxed,  # the content of the last \boxed{}
+    "last_number": partial(_last_match, re.compile(r"(?<![0-9.])(-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?)")),
+}
+
+
+def template_names() -> list[str]:
+    """Returns the names of the templates that come with the library."""
+    return sorted(path.stem for path in _FOLDER.glob("*.jinja"))
+
+
+def template_text(name: str) -> str:
+    """Returns the text of a template of the library, or of a file *.jinja.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = Path(name).expanduser() if name.endswith(".jinja") else _FOLDER / f"{name}.jinja"
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        known = ", ".join(template_names())
+        raise ConfigError(
+            f"{_PATH} is {name!r}, but there is no such template ({error}): use {known}, or the path of a .jinja file"
+        ) from error
+
+
+class PromptTemplate:
+    """A template and its rules."""
+
+    def __init__(self, name: str, final_answer: Sequence[str] = ()) -> None:
+        """Reads a template of the library, or a file *.jinja; `final_answer` replaces the rules that it sets.
+
+        Raises:
+            ConfigError: it cannot be read, is no Jinja, or sets something else than is known.
+        """
+        blocks = {"trim_blocks": True, "lstrip_blocks": True}
+        self._name, sandbox = name, ImmutableSandboxedEnvironment(**blocks, undefined=StrictUndefined)
+        sandbox.filters["regex_replace"] = lambda text, pattern, by: re.sub(pattern, by, text)
+        text = template_text(name)
+        try:
+            self._jinja, tree = sandbox.from_string(text), sandbox.parse(text)
+            assigned = [node for node in tree.body if isinstance(node, nodes.Assign)]
+            given = {node.target.name: node.node.as_const() for node in assigned if isinstance(node.target, nodes.Name)}
+        except TemplateSyntaxError as error:
+            raise self._refused(f"line {error.lineno}: {error.message}") from error
+        except nodes.Impossible as error:
+            raise self._refused("what it sets must be constants") from error
+        unknown = given.keys() - {"final_answer", "format"}
+        require(not unknown, _PATH, name, f"it sets {sorted(unknown)}", "set final_answer and format, or nothing")
+        rules, path = (final_answer, "data.final_answer") if final_answer else (given.get("final_answer"), _PATH)
+        rules = [rules] if isinstance(rules, str) else rules or _DEFAULT_RULES
+        self._rules = [_RULES.get(rule) or partial(_last_match, _pattern(rule, 1, path)) for rule in rules]
+        self._format = _pattern(given["format"], 0, _PATH) if given.get("format") else None
+
+    @classmethod
+    def of(cls, config: DataConfig) -> PromptTemplate:
+        return cls(config.prompt_template, config.final_answer)
+
+    def _refused(self, reason: object) -> ConfigError:
+        return ConfigError(f"{_PATH} is {self._name!r}, but it cannot be used ({reason}): correct the file")
+
+    def _rendered(self, problem: Problem) -> TemplateModule:
+        variables = {"question": problem.question, "family": problem.family, "level": problem.level}
+        try:
+            return self._jinja.make_module(variables | {"columns": problem.columns})
+        except (TemplateError, TypeError, ValueError, AttributeError) as error:
+            raise self._refused(f"of the question {problem.question[:80]!r}: {error}") from error
+
+    def prompt(self, problem: Problem) -> str:
+        """Returns what the model is given (of a chat, the user's message)."""
+        return str(self._rendered(problem))
+
+    def completion(self, problem: Problem, chain_of_thought: bool) -> str:
+        """Returns a right completion, with its steps if asked for, without an end-of-sequence token.
+
+        Raises:
+            ConfigError: the template has no macro of this name.
+        """
+        written = getattr(self._rendered(problem), "completion", None)
+        if written is None:
+            raise self._refused("it has no macro completion(solution, answer), which fine-tuning needs")
+        return str(written(problem.solution or "" if chain_of_thought else "", problem.answer))
+
+    def final_answer(self, completion: str) -> str | None:
+        """Returns what the first rule finds, stripped; None where a completion gives no answer."""
+        return next((found for rule in self._rules if (found := (rule(completion) or "").strip())), None)
+
+    def is_formatted(self, completion: str) -> bool:
+        """Returns whether it has a final answer, and the template's format where it sets one."""
+        fits = self._format is None or self._format.fullmatch(completion) is not None
+        return fits and self.final_answer(completion) is not None
+
+
+def _pattern(text: object, groups: int, path: str) -> re.Pattern[str]:
+    """Returns a compiled pattern with so many groups."""
+    rule = f"it is one of {', '.join(_RULES)}, or " if groups else "a format is "
+    rule += f"a regular expression with {groups} capturing groups"
+    plain = isinstance(text, str) and all(c.isprintable() or c in "\n\t" for c in text)
+    require(plain, path, text, rule, "write \\\\b for \\b in a string of a Jinja file")
+    try:
+        found = re.compile(str(text))
+    except re.error as error:
+        raise ConfigError(f"{path} is {text!r}, but {rule} ({error}): correct it") from error
+    require(found.groups == groups, path, text, rule, "write (?:...) for groups that only hold together")
+    return found

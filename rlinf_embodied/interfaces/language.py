@@ -37,15 +37,18 @@ class TokenBatch:
     tokens: Tensor  # int64 [B, L]
     prompt_lengths: Tensor  # int64 [B], at least 1
     lengths: Tensor  # int64 [B], prompt and completion
+    given: Tensor | None = None  # bool [B, R], where a completion's token was given instead of sampled; None: nowhere
 
     @property
     def mask(self) -> Tensor:
-        """Where [B, R] holds a token of a completion, bool."""
+        """Where [B, R] holds a sampled token of a completion, bool."""
         counts = self.lengths - self.prompt_lengths
-        return torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
+        inside = torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
+        return inside if self.given is None else inside & ~self.given
 
     def to(self, device: str) -> TokenBatch:
-        return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))
+        given = None if self.given is None else self.given.to(device)
+        return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device), given)
 
 
 @runtime_checkable
@@ -90,6 +93,9 @@ class TokenLogProbs:
     entropy: Tensor | None  # float32 [B, R] nats; None where it was not asked for
 
 
+ChatMessage = dict[str, str]  # role: system, user, assistant or tool; content
+
+
 @runtime_checkable
 class PromptCodec(Protocol):
     """What turns a prompt into tokens, without the model's weights."""
@@ -98,6 +104,22 @@ class PromptCodec(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a prompt, in the model's chat template where it has one."""
+        ...
+
+    def chat(self, text: str, history: Sequence[tuple[str, str]] = ()) -> list[ChatMessage]:
+        """Returns the messages that a prompt consists of, after earlier ones (role, text)."""
+        ...
+
+    def encode_chat(self, chat: Sequence[ChatMessage]) -> list[int]:
+        """Returns the tokens of messages, up to the model's reply."""
+        ...
+
+    def encode_next_turn(self, tokens: Sequence[int], chat: Sequence[ChatMessage]) -> list[int] | None:
+        """Returns what follows `tokens` in a longer chat; None where this does not begin with what they say."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens, special ones left out."""
         ...
 
 
@@ -111,6 +133,7 @@ class LanguagePolicy(Protocol):
 
     spec: LanguageSpec
     module: nn.Module
+    codec: PromptCodec  # its tokenizer
 
     @property
     def packs(self) -> bool:
@@ -142,6 +165,10 @@ class LanguagePolicy(Protocol):
         """Returns a context in which the model is the one that its adapters were added to."""
         ...
 
+    def update_flops(self, lengths: Sequence[int], predicted: int) -> float:
+        """Returns the FLOPs of forward and backward passes over sequences with so many tokens of completions in all."""
+        ...
+
     def decoder(self, max_num_seqs: int, width: int) -> Decoder:
         """Returns memory for S rows of at most `width` tokens each, with the weights as they are now."""
         ...
@@ -152,6 +179,10 @@ class LanguagePolicy(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes a folder that transformers' from_pretrained loads to the same logits (adapters merged)."""
+        ...
+
+    def save_adapters(self, folder: Path, base: str) -> None:
+        """Writes adapters as peft does, `base` being the model that they are of; nothing without any."""
         ...
 
     @classmethod

@@ -12,8 +12,9 @@
     env on 0 | policy on 1 in 2 shards > actor on 0-1   a loop whose sides are on different devices
     generation on 0-1 | reward+critic on 2-3 in 4 chunks > actor on 0-3; exclusive generation / actor
 
-"in chunks" means as many as leave a block for each device.  Several stages in an item without chunks run one after the
-other, unless they are the sides of a loop.  A file holds the items as a list:
+"in chunks" means as many as leave a block for each device.  The sides of a loop are an item of their own, before the
+other stages of their text.  Several stages in an item without chunks run one after the other, unless they are such
+sides.  A file holds the items as a list:
 
     {"name": "mine", "num_devices": 2, "items": ["env+policy on 0-1", "actor on 0-1"]}
 
@@ -115,6 +116,13 @@ class _Reader:
             places += [Place(stage, devices, tuple(blocks)) for stage in self.names(found[1])]
         if not places:
             return []
+        sides = [place for place in places if self.workflow.loop_of(place.stage) is not None]
+        if sides and len(sides) < len(places):  # a loop passes its blocks on when it ends: it is an item of its own
+            others = [place for place in places if place not in sides]
+            return [Item(tuple(sides)), *self._streaming(others, number, what, many)]
+        return self._streaming(places, number, what, many)
+
+    def _streaming(self, places: list[Place], number: str | None, what: str | None, many: str | None) -> list[Item]:
         count = int(number or 1)
         if many:  # the largest number of chunks in which every device has a block of each
             least, total = max(len(place.devices) for place in places), self.workflow.num_blocks

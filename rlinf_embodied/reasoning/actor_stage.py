@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.losses import require_unit_ratio
 from rlinf_embodied.config import Precision, ReasoningAlgorithmConfig, ReasoningName, Sharding
-from rlinf_embodied.device import computing, require_precision
+from rlinf_embodied.device import computing, peak_flop_per_s, require_precision
 from rlinf_embodied.learning.balance import balanced_owners, moved
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import Pass
@@ -157,8 +157,12 @@ class ActorStage(LanguageLearner):
         if step_context.num_chunks == 1 and not warming:
             self._balance()
         metrics = {} if warming else self._update(step_context)
-        useful = {block: torch.tensor([float(rows.num_groups)]) for block, rows in self._rows.items()}
-        metrics["rollout/useful_groups"] = sum(float(n[0]) for n in self._reducer.gather_blocks(useful).values())
+        flops = lambda rows: 0.0 if warming else self._flops(rows)  # noqa: E731
+        counts = {block: torch.tensor([rows.num_groups, flops(rows)]) for block, rows in self._rows.items()}
+        useful, total = torch.stack(list(self._reducer.gather_blocks(counts).values())).sum(0).tolist()
+        metrics |= {"rollout/useful_groups": useful, "charts/update_tflop": total / 1e12}
+        if (peak := peak_flop_per_s(self.device)) is not None:
+            metrics["charts/update_at_peak_s"] = total / peak
         self._rows = {}
         self.shared.version = step_context.iteration + 1
         return Output(made, metrics)
@@ -199,6 +203,12 @@ class ActorStage(LanguageLearner):
             found = moved(self.group, self._owners, owners, here)
             self._rows = {block: rows.to(self.device) for block, rows in found.items()}
             self._own(owners)
+
+    def _flops(self, rows: TrainingRows) -> float:
+        """Returns the FLOPs of the passes over the rows that are trained on."""
+        trained = rows.sequences.select(range(rows.num_trained))
+        predicted = trained.num_tokens(range(rows.num_trained))
+        return self._algorithm.epochs * self.shared.policy.update_flops(trained.lengths(), predicted)
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
         return self._objective.passes(block, self._rows[block], index, self.device)

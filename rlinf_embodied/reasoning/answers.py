@@ -18,6 +18,8 @@ that can split the same characters in several ways.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 
 LONGEST = 256  # characters of a final answer
@@ -69,6 +71,17 @@ def decide(answer: str, reference: str) -> bool | tuple[str, str]:
     if not within_limits(plain) or not within_limits(plain_reference):
         return False
     return f"${plain}$", f"${plain_reference}$"
+
+
+def majority_is_right(answers: Sequence[str | None], correct: Sequence[bool]) -> bool:
+    """Returns whether the answer that most of a problem's completions give is right; of equals the first one.
+
+    Answers are the same if their texts are, without units and what dresses them; those that are None have no vote.
+    """
+    plain = [None if answer is None else _plain(answer) or answer for answer in answers]
+    votes = [None if text is None else _literal(text) or text for text in plain]
+    counts = Counter(vote for vote in votes if vote is not None)
+    return bool(counts) and correct[votes.index(counts.most_common(1)[0][0])]
 
 
 def within_limits(text: str) -> bool:

@@ -7,8 +7,9 @@ of its log-probs and gradients) do not depend on the worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +23,24 @@ from rlinf_embodied.telemetry.progress import report_progress
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, as Prompt(17, (5, 6, 2)): the id keys its noise and is unique within the run's data."""
+    """One prompt, as Prompt(17, (5, 6, 2)): the id keys its noise and is unique within the run's data.
+
+    A later turn of an episode is sample `sample` of its problem's, and goes on at `place` of the continuation.
+    """
 
     id: int
     tokens: tuple[int, ...]
+    sample: int = 0  # number of the first of its samples
+    place: int = 0  # tokens of its continuation so far
+    room: int | None = None  # tokens that it may have; None: max_new_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Asked = tuple[Problem, Prompt]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationBlock:
-    """A fixed list of prompts, G samples each; a completion ends at a token of `spec.eos_ids`, or by its length.
+    """A fixed list of prompts, G samples each; an ending token, a stop string or its length ends each.
 
     Its uniforms are keyed by seed, purpose and iteration, besides prompt, sample and position.
     """
@@ -46,13 +56,19 @@ class GenerationBlock:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The G completions of one prompt, R = the longest; entries behind a row's length are 0 (tokens: padding)."""
+    """The G completions of one prompt, R = the longest; entries behind a row's length are 0 (tokens: padding).
+
+    Episodes may have several rows each, with prompts of their own.
+    """
 
     prompt: Prompt
     tokens: Tensor  # int64 [G, R]
     lengths: Tensor  # int64 [G], at least 1; the ending token counts
-    log_probs: Tensor  # float32 [G, R], of the distribution sampled from; greedy: at temperature 1
+    log_probs: Tensor  # float32 [G, R], of all tokens at the temperature (top_k, ... left aside); greedy: at 1
     ended: Tensor  # bool [G], False where max_new_tokens cut the completion off
+    given: Tensor | None = None  # bool [G, R], where a token is a tool's; None: the policy sampled all of them
+    prompts: tuple[tuple[int, ...], ...] | None = None  # of each row; None: all have that of `prompt`
+    samples: tuple[int, ...] | None = None  # number of the sample that each row is of; None: a row each
 
 
 # ------------------------------------------------------------------------------------------------- between the stages
@@ -65,13 +81,32 @@ class PromptSet:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """What the model is to continue in a turn of episodes: `group_size` samples of each prompt."""
+
+    prompts: tuple[Prompt, ...]
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Completions:
-    """What was generated for a block: K groups of G completions."""
+    """What was generated for a block: K groups of G completions, or episodes of several turns."""
 
     problems: tuple[Problem, ...]  # K
     groups: tuple[Group, ...]  # K
     texts: tuple[str, ...]  # K x G, group by group
     version: int  # of the weights
+    turns: int = 0  # of all of them together; 0: one each
+    earned: tuple[float | None, ...] | None = None  # K x G: rewards that agents gave; None: the verifier gives them
+
+    def last_rows(self) -> list[int]:
+        """Returns the number of each sample's last row among the rows of all groups."""
+        last, start, size = {}, 0, len(self.texts) // len(self.groups)
+        for k, group in enumerate(self.groups):
+            for row, sample in enumerate(group.samples or range(size)):
+                last[k, sample] = start + row
+            start += len(group.lengths)
+        return [last[k, sample] for k in range(len(self.groups)) for sample in range(size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +134,22 @@ class GenerationReport:
     completions: int
     truncated: int
     longest: int
+    turns: int
     finish_s: dict[int, float]
+
+
+def generation_report(made: Collection[Completions], finish_s: dict[int, float]) -> GenerationReport:
+    """Returns what the driver learns of some blocks; tokens that a tool gave are not counted."""
+    groups = [group for completions in made for group in completions.groups]
+    sampled = [n for group in groups for n in _counts(group)]
+    ended = sum(int(group.ended.sum()) for group in groups)
+    turns = sum(completions.turns or len(completions.texts) for completions in made)
+    number = sum(len(completions.texts) for completions in made)
+    return GenerationReport(sum(sampled), number, len(sampled) - ended, max(sampled), turns, finish_s)
+
+
+def _counts(group: Group) -> list[int]:
+    return (group.lengths if group.given is None else group.lengths - group.given.sum(1)).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +173,8 @@ class ScoredGroup:
     reward: float  # sum
     formatted: int  # number
     named: Mapping[str, float] = field(default_factory=dict)  # sums of named rewards
+    key: str = ""  # of its problem, Problem.key
+    majority: bool | None = None  # whether the answer that most completions give is right; None: not counted
     shown: Sample | None = None
 
 
@@ -134,36 +186,47 @@ def in_order(reports: Iterable[Sequence[ScoredGroup]]) -> list[ScoredGroup]:
 # --------------------------------------------------------------------------------------------------------- microbatches
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """B prompts with their completions, ragged: Sequences(((5, 6), (8,)), ((7, 1), (9, 1)))."""
+    """B prompts with their completions, ragged: Sequences(((5, 6), (8,)), ((7, 1), (9, 1))).
+
+    `given` says of each token of the completions whether it was given instead of sampled; None: none was.
+    """
 
     prompts: tuple[tuple[int, ...], ...]
     completions: tuple[tuple[int, ...], ...]
+    given: tuple[tuple[bool, ...], ...] | None = None
 
     @staticmethod
     def of(groups: Sequence[Group]) -> Sequences:
         """Returns all completions of groups, sample by sample."""
-        prompts = [group.prompt.tokens for group in groups for _ in range(len(group.lengths))]
-        rows = [
-            tuple(row[:length])
-            for group in groups
-            for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True)
+        prompts = [p for group in groups for p in group.prompts or [group.prompt.tokens] * len(group.lengths)]
+
+        def ragged(tables: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
+            pairs = [(table.tolist(), group.lengths.tolist()) for table, group in zip(tables, groups, strict=True)]
+            return tuple(tuple(row[:n]) for rows, lengths in pairs for row, n in zip(rows, lengths, strict=True))
+
+        some = any(group.given is not None for group in groups)
+        masks = [
+            torch.zeros_like(g.ended[:, None]).expand(g.tokens.shape) if g.given is None else g.given for g in groups
         ]
-        return Sequences(tuple(prompts), tuple(rows))
+        return Sequences(tuple(prompts), ragged([g.tokens for g in groups]), ragged(masks) if some else None)
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def select(self, rows: Sequence[int]) -> Sequences:
         """Returns these sequences, in this order."""
-        return Sequences(tuple(self.prompts[row] for row in rows), tuple(self.completions[row] for row in rows))
+        chosen = lambda of: tuple(of[row] for row in rows)  # noqa: E731
+        given = None if self.given is None else chosen(self.given)
+        return Sequences(chosen(self.prompts), chosen(self.completions), given)
 
     def lengths(self) -> list[int]:
         """Returns tokens of prompt and completion together, by sequence."""
         return [len(prompt) + len(rest) for prompt, rest in zip(self.prompts, self.completions, strict=True)]
 
     def num_tokens(self, rows: Sequence[int]) -> int:
-        """Returns the tokens of these completions."""
-        return sum(len(self.completions[row]) for row in rows)
+        """Returns the tokens of these completions, without those that were given."""
+        given = 0 if self.given is None else sum(sum(self.given[row]) for row in rows)
+        return sum(len(self.completions[row]) for row in rows) - given
 
     def split(self, rows: Sequence[int], token_budget: int, packed: bool = False) -> list[list[int]]:
         """Returns these rows in microbatches, as `dynamic_batches` does."""
@@ -178,7 +241,13 @@ class Sequences:
             tokens=torch.tensor([sequence + [pad_id] * (longest - len(sequence)) for sequence in whole]),
             prompt_lengths=torch.tensor([len(self.prompts[row]) for row in rows]),
             lengths=torch.tensor([len(sequence) for sequence in whole]),
+            given=None if self.given is None else self._given(rows),
         )
+
+    def _given(self, rows: Sequence[int]) -> Tensor:
+        assert self.given is not None
+        longest = max(len(self.given[row]) for row in rows)
+        return torch.tensor([[*self.given[row], *[False] * (longest - len(self.given[row]))] for row in rows])
 
 
 def dynamic_batches(lengths: Sequence[int], token_budget: int, packed: bool = False) -> list[list[int]]:

@@ -36,10 +36,9 @@ def passes_tests(completion: str, problem: Problem) -> float:
     """
     tests = problem.columns.get("tests")
     rule = 'a code problem has the column "tests": a list of {"input": ..., "output": ...} or of statements'
-    valid = isinstance(tests, list) and tests and all(_is_test(test) for test in tests)
-    require(
-        bool(valid), f"tests of {problem.question[:80]!r}", tests, rule, "use data.columns=[tests], correct the row"
-    )
+    valid, path = isinstance(tests, list) and all(map(_is_test, tests)), f"tests of {problem.question[:80]!r}"
+    require(valid, path, tests, rule, "use data.columns=[tests], correct the row")
+    assert isinstance(tests, list)
     program = (_FENCED.findall(completion) or [completion])[-1]
     statements = [test for test in tests if isinstance(test, str)]
     pairs = [test for test in tests if not isinstance(test, str)]

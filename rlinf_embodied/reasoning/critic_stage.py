@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -83,7 +83,8 @@ class CriticStage(LearnerStage):
         return Output({b: found[b] * r.mask for b, r in blocks.items()}, metrics)
 
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
-        sequences, algorithm = Sequences.of(completions.groups), self._algorithm
+        # what a tool said has values as well: it is a part of the episode
+        sequences, algorithm = replace(Sequences.of(completions.groups), given=None), self._algorithm
         lengths = torch.tensor([len(row) for row in sequences.completions], device=self.device)
         mask = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
         values = token_table(self._critic.values, sequences, algorithm.tokens_per_microbatch, self._pad_id, self.device)

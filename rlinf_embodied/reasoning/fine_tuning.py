@@ -18,8 +18,8 @@ from torch import Tensor
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import LanguageSFTConfig, LoraSettings, MathConfig, Precision
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.data.problems import Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.prompt_templates import PromptTemplate, template_text
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.device import computing
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -28,6 +28,7 @@ from rlinf_embodied.learning.update import fit
 from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.actor_stage import LanguageLearner
 from rlinf_embodied.reasoning.batch import Sequences, all_log_probs, dynamic_batches
+from rlinf_embodied.reasoning.episodes import Tool, tool_of
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
@@ -78,12 +79,18 @@ def starting_policy(config: MathConfig, session: Session, cluster: Cluster, prog
 def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
     """Returns where the small model that a training starts from is cached: keyed by all that it is a function of."""
     data, start = config.data, asdict(config.warm_start)
+    own = template_text(data.prompt_template) if data.prompt_template.endswith(".jinja") else None
     key = {
         "version": _VERSION,
         "new": isinstance(config.algorithm, LanguageSFTConfig),
-        "data": {"level": data.level, "prompt_template": data.prompt_template},
+        "data": {"level": data.level, "prompt_template": own or data.prompt_template},
         "policy": {k: v for k, v in asdict(config.policy).items() if k not in _OF_OTHER_MODELS},
-        "warm_start": {k: v for k, v in start.items() if k not in ("cache_dir", "checkpoint", "num_held_out")},
+        **({"tool": config.tool._target_} if config.warm_start.tool_share else {}),
+        "warm_start": {
+            k: v
+            for k, v in start.items()
+            if k not in ("cache_dir", "checkpoint", "num_held_out") and (v or k != "tool_share")
+        },
         "seed": config.run.seed,
         "cpu": exact_cpu,
     }
@@ -116,13 +123,31 @@ class FineTuningStage(LanguageLearner):
         size = (number if available is None else min(number, available)) // NUM_BLOCKS
         problems = source.batch(split, first + block * size, size)
         rule = "no training problem has worked steps: in files they stand in the answer, before ####"
+        wanted, rule_of_tool = settings.tool_share > 0, "no tool could be called in them"
+        there, action = config.tool._target_ is not None or not wanted, "give tool._target_, or use 0"
+        require(there, f"{settings.section}.tool_share", settings.tool_share, rule_of_tool, action)
         action, worked = "give such answers, or use 0", share == 0 or any(problem.solution for problem in problems)
         require(worked or not trains, f"{settings.section}.chain_of_thought_share", share, rule, action)
-        numbers, template = np.arange(block * size, (block + 1) * size), PROMPT_TEMPLATES[config.data.prompt_template]
-        with_steps = (uniform(config.run.seed, "worked" if trains else "worked/held out", numbers) < share).tolist()
-        texts = [template.completion(*example) for example in zip(problems, with_steps, strict=True)]
-        prompts = [tuple(policy.encode(template.prompt(problem))) for problem in problems]
-        every = Sequences(tuple(prompts), tuple(tuple(policy.encode_completion(text)) for text in texts))
+        numbers, template = np.arange(block * size, (block + 1) * size), PromptTemplate.of(config.data)
+        drawn = uniform(config.run.seed, "worked" if trains else "worked/held out", numbers).tolist()
+        called, tool = share + settings.tool_share, tool_of(config.tool)
+        prompts, rows, given = [], [], []
+        for problem, number in zip(problems, drawn, strict=True):
+            text = template.completion(problem, number < called)
+            parts = [(text, False)] if tool is None or not share <= number < called else with_calls(tool, problem, text)
+            chat, row, mask = policy.codec.chat(template.prompt(problem), problem.history), list[int](), list[bool]()
+            prompts.append(tuple(policy.codec.encode_chat(chat)))
+            for part, said in parts:
+                tokens = (
+                    policy.codec.encode_next_turn([*prompts[-1], *row], [*chat, {"role": "tool", "content": part}])
+                    if said
+                    else policy.encode_completion(part)
+                )
+                chat = [*chat, {"role": "tool" if said else "assistant", "content": part}]
+                row, mask = [*row, *(tokens or [])], [*mask, *[said] * len(tokens or [])]
+            rows.append(tuple(row))
+            given.append(tuple(mask))
+        every = Sequences(tuple(prompts), tuple(rows), tuple(given) if settings.tool_share else None)
         most = settings.tokens_per_microbatch
         found = every.select([row for row, length in enumerate(every.lengths()) if length <= most])
         rule = f"each of {NUM_BLOCKS} blocks gives half of it, and one has {len(found)} examples of up to {most} tokens"
@@ -193,6 +218,20 @@ def _parts(lengths: list[int], token_budget: int) -> list[list[int]]:
     if best > _LEAST_WASTE * whole or whole > token_budget:
         return dynamic_batches(lengths, min(max(whole, 1), token_budget))
     return [order[:at], order[at:]]
+
+
+def with_calls(tool: Tool, problem: Problem, text: str) -> list[tuple[str, bool]]:
+    """Returns a worked answer as turns of the model (False) and answers of a tool (True), by what the tool says.
+
+    The model's turn ends where the tool's answer is what the text goes on with: behind an "=", for a calculator.
+    """
+    parts, start = list[tuple[str, bool]](), 0
+    for at in [place + 1 for place, letter in enumerate(text) if letter == "="]:
+        said = tool(text[start:at], problem) if at > start else None
+        if said and text.startswith(said, at):
+            parts += [(text[start:at], False), (said, True)]
+            start = at + len(said)
+    return [*parts, (text[start:], False)]
 
 
 def cosine_with_warmup(step: int, num_steps: int, lr: float) -> float:

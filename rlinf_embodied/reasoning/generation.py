@@ -11,6 +11,10 @@ iteration, prompt id, sample, position), so neither other blocks nor the worker 
 row's *last bits* depend on is the number of rows and columns of each step (matrix products are summed in another order
 for other shapes), which is a function of the block's content and of S.  Another S may thus change log-probs by some
 1e-6, and a token where its uniform falls that close to the edge between two tokens.
+
+Log-probs are those of the whole vocabulary at the temperature, as training computes them, also where top_k, top_p or
+min_p leave tokens out.  A completion ends with the token that completes a stop string in its text: its tokens are the
+sampled ones, never cut and never encoded again.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.log_probs import inverse_cdf, log_softmax
+from rlinf_embodied.algorithms.log_probs import inverse_cdf, log_softmax, truncated
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group
@@ -39,16 +43,22 @@ class Decoding:
         rows, length = len(block.prompts) * block.group_size, block.sampling.max_new_tokens
         self.num_rows = rows
         self.max_num_seqs = min(block.sampling.max_num_seqs, rows)
-        width = max(len(prompt.tokens) for prompt in block.prompts) + length
+        room = lambda prompt: length if prompt.room is None else prompt.room  # noqa: E731
+        width = max(len(prompt.tokens) + room(prompt) for prompt in block.prompts)
         self.decoder: Decoder = policy.decoder(self.max_num_seqs, width)
         device = next(policy.module.parameters()).device
         self.eos = torch.tensor(policy.spec.eos_ids, device=device)
+        self._decode = policy.decode
+        # a token holds a byte at least; the further ones keep what the first tokens of a text decode to out of it
+        self._window = max((len(text.encode()) for text in block.sampling.stop), default=0) + 4
         # made outside of inference mode, so that training may use them
         self.tokens = torch.full((rows, length), policy.spec.pad_id, device=device)
         self.log_probs = torch.zeros(rows, length, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
         self.uniforms = torch.zeros(rows, length, device=device)
+        rooms = [room(prompt) for prompt in block.prompts for _ in range(block.group_size)]
+        self.room = torch.tensor(rooms, device=device)  # tokens that each row may have
         self.open = [block.group_size] * len(block.prompts)  # rows of each group that have not ended
         self.row_of = torch.zeros(0, dtype=torch.long, device=device)  # [n] of each slot
         self.last = torch.zeros(0, dtype=torch.long, device=device)  # [n] last token of each slot
@@ -97,12 +107,26 @@ class Decoding:
         """Returns the next token of each row and whether it was its last; all that is recorded is recorded here."""
         place, greedy, sampling = self.lengths[rows], self.block.greedy, self.block.sampling
         every = log_softmax(logits, 1.0 if greedy else sampling.temperature)
-        tokens = every.argmax(-1) if greedy else inverse_cdf(every, self.uniforms[rows, place])
+        if greedy:
+            tokens = every.argmax(-1)
+        else:
+            possible = truncated(every, sampling.top_k, sampling.top_p, sampling.min_p)
+            tokens = inverse_cdf(possible, self.uniforms[rows, place])
         self.tokens[rows, place] = tokens
         self.log_probs[rows, place] = every.gather(-1, tokens[:, None])[:, 0]
         self.lengths[rows] = place + 1
-        self.ended[rows] = ended = torch.isin(tokens, self.eos) if len(self.eos) > 1 else tokens == self.eos
-        return tokens, ended | (place + 1 == sampling.max_new_tokens)
+        ended = torch.isin(tokens, self.eos) if len(self.eos) > 1 else tokens == self.eos
+        if sampling.stop:
+            ended = ended | self._stopped(rows)
+        self.ended[rows] = ended
+        return tokens, ended | (place + 1 == self.room[rows])
+
+    def _stopped(self, rows: Tensor) -> Tensor:
+        """Returns whether the text of each row ends with a token that completes a stop string, bool [n]."""
+        ends, stop = self.lengths[rows].tolist(), self.block.sampling.stop
+        newest = [self.tokens[row, max(0, n - self._window) : n].tolist() for row, n in zip(rows, ends, strict=True)]
+        texts = [self._decode(tokens) for tokens in newest]
+        return torch.tensor([any(text in found for text in stop) for found in texts], device=rows.device)
 
     # ------------------------------------------------------------------------------------------------ who sits where
     @torch.inference_mode()
@@ -136,8 +160,12 @@ class Decoding:
             self.read_from, self.read_to = prompt, min(prompt + count, len(block.prompts))
             prompts = block.prompts[self.read_from : self.read_to]
             self.prefix = self.decoder.prefill([p.tokens for p in prompts])
-            ids, samples = np.array([p.id for p in prompts])[:, None, None], np.arange(size)[None, :, None]
-            places = np.arange(block.sampling.max_new_tokens)
+            column = lambda values: np.array(values)[:, None, None]  # noqa: E731
+            ids, samples = (
+                column([p.id for p in prompts]),
+                column([p.sample for p in prompts]) + np.arange(size)[:, None],
+            )
+            places = column([p.place for p in prompts]) + np.arange(block.sampling.max_new_tokens)
             drawn = torch.from_numpy(uniform(block.seed, block.purpose, block.iteration, ids, samples, places))
             rows = slice(self.read_from * size, self.read_to * size)
             self.uniforms[rows] = drawn.flatten(0, 1).to(self.uniforms.device)

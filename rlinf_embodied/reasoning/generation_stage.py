@@ -13,7 +13,7 @@ of a call decode together, so that no slot waits for the end of a set.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from typing import cast
@@ -25,12 +25,13 @@ from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
 from rlinf_embodied.reasoning.batch import (
     Completions,
     GenerationBlock,
-    GenerationReport,
     Group,
     LogProbs,
     PromptSet,
     Sequences,
+    Turn,
     all_log_probs,
+    generation_report,
 )
 from rlinf_embodied.reasoning.generation import Decoding
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
@@ -101,22 +102,30 @@ class GenerationStage(LanguageStage):
         sets = {block - prompts.index: prompts for block, prompts in asked.items() if block - prompts.index >= first}
         if self._device == "cpu":
             sets = {first: sets[first]}
-        block = GenerationBlock(
-            prompts=tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block),
-            group_size=self._config.rl.group_size,
-            sampling=self._config.generation,
-            seed=self._config.run.seed,
-            iteration=step_context.iteration,
-        )
-        return dict.fromkeys(sets, Decoding(self._shared.policy, block).run())
+        prompts = tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block)
+        turn = Turn(prompts, self._config.rl.group_size)
+        return dict.fromkeys(sets, self._decoding(step_context, turn).run())
 
+    def _decoding(self, step_context: StepContext, turn: Turn) -> Decoding:
+        sampling, seed = self._config.generation, self._config.run.seed
+        block = GenerationBlock(turn.prompts, turn.group_size, sampling, seed, step_context.iteration)
+        return Decoding(self._shared.policy, block)
 
-def generation_report(made: Collection[Completions], finish_s: dict[int, float]) -> GenerationReport:
-    """Returns what the driver learns of some blocks."""
-    groups = [group for completions in made for group in completions.groups]
-    lengths = [n for group in groups for n in group.lengths.tolist()]
-    ended = sum(int(group.ended.sum()) for group in groups)
-    return GenerationReport(sum(lengths), len(lengths), len(lengths) - ended, max(lengths), finish_s)
+    # ----------------------------------------------------------------------------------- in a loop with EpisodeStage
+    def step(
+        self, step_context: StepContext, turns: Mapping[int, Turn | None]
+    ) -> Mapping[int, tuple[tuple[Group, ...], int] | None]:
+        """Returns what the model writes in a turn of each block, and the version of its weights.
+
+        A block's rows decode together and with no others, so that the plan has no influence.
+        """
+        policy = self._shared
+        made = lambda turn: (tuple(self._decoding(step_context, turn).run()), policy.version)  # noqa: E731
+        return {block: None if turn is None else made(turn) for block, turn in turns.items()}
+
+    def close(self, step_context: StepContext, last: Mapping[int, object]) -> Output:
+        """Returns nothing: the other side has the episodes."""
+        return Output(dict.fromkeys(last))
 
 
 class LogProbStage(LanguageStage):

@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from rlinf_embodied.planning.profile import Workload
-from rlinf_embodied.workflow.graph import Edge, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 
 _PACKAGE = __name__.rpartition(".")[0]
 _CLASSES = {  # in the order of the data
     "prompts": "prompt_stage.PromptStage",
+    "episodes": "episodes.EpisodeStage",
     "generation": "generation_stage.GenerationStage",
     "reward": "reward_stage.RewardStage",
     "old_log_probs": "generation_stage.LogProbStage",
@@ -27,6 +28,7 @@ _LEARNERS = ("critic", "actor")
 _EDGES = (
     *(("prompts", "generation"), ("generation", "reward")),
     *(("generation", name) for name in ("old_log_probs", "reference", "critic")),
+    *(("episodes", name) for name in ("reward", "old_log_probs", "reference", "critic", "actor")),
     ("reward", "critic"),
     *((name, "actor") for name in ("generation", "reward", "old_log_probs", "reference", "critic")),
 )
@@ -47,8 +49,9 @@ def reasoning_graph(
     configs: Mapping[str, object] = MappingProxyType({}),
     waiting: Collection[str] = (),
     receivers: Collection[str] = ("generation", "old_log_probs"),
+    turns: int = 1,
 ) -> Workflow:
-    """Returns the graph.
+    """Returns the graph; with `episodes` in the place of `prompts`, these and generation take up to `turns` turns.
 
     The learners take answers in chunks as they are finished, and accumulate gradients over them.  They wait for all of
     them where there is a critic, more than one optimizer step (whose ratio needs old log-probs) or a repeat; those of
@@ -58,9 +61,12 @@ def reasoning_graph(
     planned but not run.  `waiting` are stages that wait for something that is none of the cluster's,
     `receivers` those that get new weights.
     """
-    names, published = [name for name in _CLASSES if name in stages], "prompts" not in stages
+    names, episodic = [name for name in _CLASSES if name in stages], "episodes" in stages
+    published = not episodic and "prompts" not in stages
     together |= not published and (repeat is not None or bool({"critic", "old_log_probs"} & set(stages)))
     ends = [(a, b) for a, b in (_PUBLISHED if published else _EDGES) if a in names and b in names]
+    if episodic:  # the loop's opener has the data
+        ends = [(a, b) for a, b in ends if a != "generation"]
     if published and "critic" in names and ("reward", "actor") in ends:
         ends.remove(("reward", "actor"))
     specs = {
@@ -68,9 +74,9 @@ def reasoning_graph(
             *(name, f"{_PACKAGE}.{_CLASSES[name]}", configs.get(name)),
             collective=name in _LEARNERS,
             whole=together and name in _LEARNERS,
-            at_once=name == "generation",
+            at_once=name == "generation" and not episodic,
             waits=name in waiting,
-            blocks_per_batch=blocks_per_batch if name == "generation" else 1,
+            blocks_per_batch=blocks_per_batch if name == "generation" and not episodic else 1,
         )
         for name in names
     }
@@ -80,6 +86,7 @@ def reasoning_graph(
         stages=specs,
         edges=tuple(Edge(a, b, whole=together and b in _LEARNERS) for a, b in ends),
         weight_edges=tuple(WeightEdge("actor", name) for name in receivers if name in names),
+        loops={"episode": Loop("episode", "episodes", "generation", turns)} if episodic else {},
         repeat=repeat,
         items_per_block=items_per_block,
         more_blocks="use more algorithm.prompts_per_iteration, a smaller generation.rows_per_block and rows_per_batch",
@@ -96,4 +103,5 @@ def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
         items_per_block=work.items_per_block,
         blocks_per_batch=work.blocks_per_batch,
         repeat=Repeat("resample", "actor", "reward", decide, work.max_rounds) if work.max_rounds > 1 else None,
+        turns=work.chunk_steps,
     ).with_rounds(work.expected_rounds)

@@ -40,10 +40,23 @@ class HelperProcess:
             WorkerError: the process ended by itself, for example because it cannot import what it needs.
         """
         try:
-            return self._ask(question)
+            for number in range(_MOST_ENDS):
+                if reply := self._reply(question):
+                    return reply
+                assert self._process is not None
+                status = self._end(self._process)
+                if status == -signal.SIGPROF:
+                    break
+                if status >= 0:
+                    raise WorkerError(
+                        f"the {self._name}'s process ended with status {status}: what it wrote above says why; install "
+                        "what is missing"
+                    )
+                _LOG.warning("a %s process ended with status %s (time %d)", self._name, status, number + 1)
         except BaseException:
             self.close()  # its next reply would be to the question that was interrupted
             raise
+        return None
 
     @property
     def pid(self) -> int | None:
@@ -56,31 +69,19 @@ class HelperProcess:
             self._process.kill()
             self._end(self._process)
 
-    def _ask(self, question: bytes) -> bytes | None:
-        for number in range(_MOST_ENDS):
-            process = self._process = self._process or self._started()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            rest, reply = question, b""
-            with contextlib.suppress(BrokenPipeError):
-                while rest:
-                    rest = rest[os.write(process.stdin.fileno(), rest) :]
-            while not reply.endswith(b"\n") and (more := os.read(process.stdout.fileno(), 1 << 16)):
-                reply += more
-            if reply.endswith(b"\n"):
-                return reply
-            status = self._end(process)
-            if status == -signal.SIGPROF:
-                break
-            if status >= 0:
-                raise WorkerError(
-                    f"the {self._name}'s process ended with status {status}: what it wrote above says why; install "
-                    "what is missing"
-                )
-            _LOG.warning(
-                "a %s process ended with status %s (%d. time at this question)", self._name, status, number + 1
-            )
-        return None
+    def _reply(self, question: bytes) -> bytes:
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        reply = b""
+        with contextlib.suppress(BrokenPipeError):
+            while question:
+                question = question[os.write(process.stdin.fileno(), question) :]
+        while not reply.endswith(b"\n"):
+            if not (more := os.read(process.stdout.fileno(), 1 << 16)):
+                return b""
+            reply += more
+        return reply
 
     def _started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,11 +21,14 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
+from rlinf_embodied.reasoning.agents import agent_of
+from rlinf_embodied.reasoning.batch import in_order
 from rlinf_embodied.reasoning.custom_reward import reward_function
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
+from rlinf_embodied.reasoning.episodes import tool_of
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, problem_sets
 from rlinf_embodied.reasoning.fine_tuning import FINE_TUNING, fine_tuning_workflow, starting_policy
 from rlinf_embodied.reasoning.policy_folder import StageConfig
-from rlinf_embodied.reasoning.prompt_stage import Prompts
+from rlinf_embodied.reasoning.prompt_stage import Position, Prompts
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster
@@ -32,11 +36,13 @@ from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.telemetry.trace import stage_seconds
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import load_checkpoint
 from rlinf_embodied.workflow.graph import Workflow
 
 _PROBLEMS = "problems"  # of progress.counts: used so far
+_POOLS = "pools/"  # and by Problem.key 1 or 0: last solved by all completions, or by none
 _TOKENS = Column("tokens/s", "charts/tokens_per_s", ".0f", after=True)
 _OF_RL = (
     Column("accuracy", "rollout/accuracy", ".1f", " %", 100.0),
@@ -61,7 +67,8 @@ class ReasoningJob:
         self._fine_tunes = isinstance(config.algorithm, LanguageSFTConfig)
         self.work, learner = ("fine-tuning", FINE_TUNING) if self._fine_tunes else ("RL", "actor")
         self.learners: tuple[str, ...] = (learner,)
-        self.first_work = f"{FINE_TUNING if self._fine_tunes else 'generation'}.run"
+        turns = "generation.run" if config.num_turns == 1 else "generation.step"
+        self.first_work = f"{FINE_TUNING}.run" if self._fine_tunes else turns
         self.columns = _OF_FINE_TUNING if self._fine_tunes else _OF_RL
         data = config.data
         files = "+".join(Path(file).stem for file in data.files.values())
@@ -78,11 +85,17 @@ class ReasoningJob:
         return []
 
     def planning_parts(self) -> dict[str, object]:
-        return {n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "reward", "algorithm")}
+        return {
+            n: asdict(getattr(self.config, n))
+            for n in ("data", "policy", "generation", "tool", "agent", "reward", "algorithm")
+        }
 
     def require_staleness(self, staleness: int) -> None:
         if not self._fine_tunes:
             require_correction(staleness, self.config.rl.tis_cap)
+            rule = "problems are chosen by the iteration before, which has not ended when a next one begins"
+            allowed = staleness == 0 or not self.config.data.has_pools
+            require(allowed, "plan.max_staleness", staleness, rule, "use 0, or leave out data.solved_share")
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """Checks also reward, problems, whether prompts fit the model's context, and the precision.
@@ -108,9 +121,13 @@ class ReasoningJob:
         there, rule = folder is None or folder.is_dir(), "there is no such folder, with what save_pretrained writes"
         require(there, key, given, rule, "give one with config.json, model.safetensors and tokenizer.json")
         reward_function(config.reward)
+        tool_of(config.tool)
+        agent_of(config.agent)
         problem_source(config.data, config.run.seed)
-        for split in (Split.train, Split.test):
-            Prompts.of(config, None if folder is None else str(folder), split).batch(0, 1)
+        model = None if folder is None else str(folder)
+        Prompts.of(config, model, Split.train).batch(0, 1)
+        for found in problem_sets(config, model).values():
+            found.block(0)
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
@@ -142,8 +159,21 @@ class ReasoningJob:
             progress.global_step += int(metrics["losses/tokens"])
             return result, metrics
         used, per_round = progress.counts.get(_PROBLEMS, 0), self.config.rl.prompts_per_iteration
-        end = self.config.run.num_iterations
-        result, metrics = run_iteration(executor, progress.iteration, used, per_round, end)
+        end, counts = self.config.run.num_iterations, progress.counts
+        pools = {key.removeprefix(_POOLS): bool(n) for key, n in counts.items() if key.startswith(_POOLS)}
+        start = time.perf_counter()
+        result, metrics = run_iteration(executor, progress.iteration, Position(used, pools), per_round, end)
+        seconds = (time.perf_counter() - start) * len(executor.plan.devices())
+        metrics["charts/tokens_per_s_per_device"] = metrics["rollout/tokens"] / seconds
+        busy = stage_seconds(result.spans).get("time/actor_s", 0.0) * len(executor.workers("actor"))
+        if busy and "charts/update_tflop" in metrics:
+            metrics["charts/update_tflop_per_s_per_device"] = metrics["charts/update_tflop"] / busy
+        if busy and "charts/update_at_peak_s" in metrics:
+            metrics["charts/update_mfu"] = metrics.pop("charts/update_at_peak_s") / busy
+        for group in in_order(result.all_of("reward", list)) if self.config.data.has_pools else ():
+            counts.pop(_POOLS + group.key, None)
+            if all(group.correct) or not any(group.correct):
+                counts[_POOLS + group.key] = int(group.correct[0])
         progress.counts[_PROBLEMS] = used + int(metrics["rollout/rounds"]) * per_round
         progress.global_step += int(metrics["rollout/tokens"])
         return result, metrics

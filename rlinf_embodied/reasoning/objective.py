@@ -45,7 +45,7 @@ class TrainingRows:
     """B completions, those that are trained on first; tables are float32 [B, R], anything behind a row's length."""
 
     sequences: Sequences
-    rollout_log_probs: Tensor  # log-probs of the distribution that was sampled from
+    rollout_log_probs: Tensor  # as generation recorded them
     advantages: Tensor
     old_log_probs: Tensor | None
     reference: Tensor | None
@@ -124,7 +124,8 @@ def _advantages(one: Round, algorithm: ReasoningAlgorithmConfig, width: int) -> 
         found = leave_one_out_advantages(one.reward.rewards)
     else:
         found = group_advantages(one.reward.rewards, scale_by_std=algorithm.scale_by_std)
-    return found.reshape(-1, 1).expand(-1, width)
+    samples = [group.samples or range(found.shape[1]) for group in one.generation.groups]
+    return torch.cat([found[k][list(of)] for k, of in enumerate(samples)])[:, None].expand(-1, width)
 
 
 # ---------------------------------------------------------------------------------------------------------------- loss
@@ -176,7 +177,7 @@ class Objective:
         # of each token in the loss: 0 in rows that do not count
         weights = (mask & torch.tensor([row < rows.num_trained for row in index], device=mask.device)[:, None]).float()
         if algorithm.loss_level is LossLevel.sequence:
-            weights = weights / (batch.lengths - batch.prompt_lengths)[:, None].clamp(min=1)
+            weights = weights / mask.sum(-1, keepdim=True).clamp(min=1)
         importance = None
         if algorithm.tis_cap is not None:
             importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)

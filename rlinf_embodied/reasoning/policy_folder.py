@@ -1,7 +1,8 @@
 """A language policy in a folder, with what it was trained on, and what stages are made from.
 
 config.json  model.safetensors  tokenizer.json ...     as save_pretrained writes them
-evaluation.json                                        data, policy, generation and reward sections
+adapter/adapter_config.json  adapter_model.safetensors as peft writes them, of a policy with adapters
+evaluation.json                                        data, policy, generation, tool, agent and reward sections
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ def load_policy(config: LanguagePolicyConfig, folder: str, seed: int, device: st
 def save_policy(policy: LanguagePolicy, folder: Path, config: MathConfig) -> None:
     """Writes a policy with the sections that its evaluation needs."""
     policy.save(folder)
-    sections = {name: asdict(getattr(config, name)) for name in ("data", "policy", "generation", "reward")}
+    policy.save_adapters(folder / "adapter", config.policy.folder or config.warm_start.checkpoint or "")
+    sections = {
+        name: asdict(getattr(config, name)) for name in ("data", "policy", "generation", "tool", "agent", "reward")
+    }
     content = {"workflow": "reasoning", **sections, "libraries": library_versions()}
     (folder / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

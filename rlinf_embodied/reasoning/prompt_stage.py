@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 from rlinf_embodied.config import DataConfig, MathConfig
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy, PromptCodec
 from rlinf_embodied.plug_ins import load_target
-from rlinf_embodied.reasoning.batch import Prompt, PromptSet
+from rlinf_embodied.randomness import uniform
+from rlinf_embodied.reasoning.batch import Asked, Prompt, PromptSet
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
 
-Asked = tuple[Problem, Prompt]
 _FURTHER, _MOST_TRIES = 1 << 32, 100  # positions to the problem that replaces one that is too long
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run is in the training stream: what its first stage is told."""
+
+    used: int = 0  # problems
+    pools: Mapping[str, bool] = field(default_factory=dict)  # by Problem.key: whether all completions were right; those
+    # of which some were have no entry
 
 
 class Prompts:
     """A split's stream of problems, without those whose prompts are too long.
 
     In a stream without end another problem of the split takes the place of such a one, always the same; a split with an
-    end becomes shorter.
+    end becomes shorter.  Of the problems that were last solved by all completions, or by none, only a share is drawn
+    (data.solved_share, data.unsolved_share): chosen by keyed draws, so that position and pools decide.
     """
 
     def __init__(self, split: Split, data: DataConfig, seed: int, codec: PromptCodec, most: int, reason: str) -> None:
         """Opens the stream; prompts of more than `most` tokens are left out, for the `reason`."""
         self._split, self._codec, self._most, self._reason = split, codec, most, reason
-        self._source, self._template = problem_source(data, seed), PROMPT_TEMPLATES[data.prompt_template]
+        self._seed, self._shares = seed, {True: data.solved_share, False: data.unsolved_share}
+        self._source, self._template = problem_source(data, seed), PromptTemplate.of(data)
         size = None if split is Split.train else self._source.size(split)
         self._held_out: list[Asked] | None = None
         if size is not None:
@@ -56,14 +69,16 @@ class Prompts:
             limits.append((config.algorithm.tokens_per_microbatch, "algorithm.tokens_per_microbatch is {}"))
         tokens, text = min(((most, text) for most, text in limits if most), default=(1 << 40, ""))
         reason = f"{text.format(tokens)}, and completions have up to {generation.max_new_tokens=} tokens"
-        seed = config.run.seed if trained else config.data.seed
-        return cls(split, config.data, seed, codec, tokens - generation.max_new_tokens, reason)
+        seed, most = config.run.seed if trained else config.data.seed, tokens - generation.max_new_tokens
+        if config.data.max_prompt_tokens is not None and config.data.max_prompt_tokens < most:
+            most, reason = config.data.max_prompt_tokens, "data.max_prompt_tokens leaves out longer prompts"
+        return cls(split, config.data, seed, codec, most, reason)
 
     def size(self) -> int | None:
         """Returns how many prompts a held-out split has; None: there is always a next one."""
         return None if self._held_out is None else len(self._held_out)
 
-    def batch(self, start: int, count: int) -> list[Asked]:
+    def batch(self, start: int, count: int, pools: Mapping[str, bool] = MappingProxyType({})) -> list[Asked]:
         """Returns the problems at positions start .. start + count - 1 of the stream, with their prompts.
 
         Raises:
@@ -71,19 +86,26 @@ class Prompts:
         """
         if self._held_out is not None:
             return self._held_out[start : start + count]
-        return [self._fitting(*at) for at in enumerate(self._source.batch(self._split, start, count), start)]
+        drawn = enumerate(self._source.batch(self._split, start, count), start)
+        return [self._fitting(position, problem, pools) for position, problem in drawn]
 
     def _asked(self, problem: Problem) -> Asked:
-        return problem, Prompt(problem.id, tuple(self._codec.encode(self._template.prompt(problem))))
+        chat = self._codec.chat(self._template.prompt(problem), problem.history)
+        return problem, Prompt(problem.id, tuple(self._codec.encode_chat(chat)))
 
-    def _fitting(self, position: int, problem: Problem) -> Asked:
-        lengths = []
+    def _fitting(self, position: int, problem: Problem, pools: Mapping[str, bool]) -> Asked:
+        lengths, fitting = [], None
         for number in range(1, _MOST_TRIES + 1):
             asked = self._asked(problem)
             lengths.append(len(asked[1].tokens))
             if lengths[-1] <= self._most:
-                return asked
+                fitting = asked
+                share = self._shares.get(pools.get(problem.key), 1.0) if pools else 1.0
+                if share == 1 or float(uniform(self._seed, "pools", position, number)) < share:
+                    return asked
             (problem,) = self._source.batch(self._split, position + number * _FURTHER, 1)
+        if fitting is not None:  # hardly any problem is in no pool
+            return fitting
         raise self._none_fits(lengths)
 
     def _none_fits(self, lengths: Sequence[int]) -> ConfigError:
@@ -98,7 +120,7 @@ class Prompts:
 class PromptStage(HoldsNoMemory):
     """Takes problems from the training stream: block b of round r has those at start + (r B + b) K ... of it.
 
-    `start` is the step_context's message: how many problems the run has used so far.
+    `start` is how many problems the run has used so far, by the step_context's message, a Position.
     """
 
     def __init__(self, made: StageConfig) -> None:
@@ -111,10 +133,12 @@ class PromptStage(HoldsNoMemory):
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the PromptSet of each block."""
         per_round = self._num_blocks * self._config.prompts_per_block
-        start = cast(int, step_context.message or 0) + step_context.round * per_round
+        position = cast(Position, step_context.message or Position())
+        start = position.used + step_context.round * per_round
         size, count, made = self._config.blocks_per_batch, self._config.prompts_per_block, {}
         for first in sorted({block // size * size for block in inputs}):
             blocks = range(first, min(first + size, self._num_blocks))
-            asked = tuple(tuple(self._prompts.batch(start + block * count, count)) for block in blocks)
+            drawn = lambda block: tuple(self._prompts.batch(start + block * count, count, position.pools))  # noqa: E731
+            asked = tuple(map(drawn, blocks))
             made |= {block: PromptSet(asked, block - first) for block in blocks if block in inputs}
         return Output(made)

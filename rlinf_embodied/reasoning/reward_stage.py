@@ -18,7 +18,7 @@ import torch
 from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES, PromptTemplate
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.reasoning.answers import decide
 from rlinf_embodied.reasoning.batch import Completions, Rewards, ScoredGroup
 from rlinf_embodied.reasoning.custom_reward import CustomReward, RewardFunction, reward_function
@@ -51,7 +51,7 @@ class Verifier:
         self, template: PromptTemplate, config: RewardConfig = _RIGHT_BY_TEXT, function: RewardFunction | None = None
     ) -> None:
         """Starts nothing yet; `function` takes the place of the one that the config names."""
-        self._template, self._format_reward = template, config.format_reward
+        self.template, self._format_reward = template, config.format_reward
         function = function or reward_function(config)
         self._custom = None if function is None else CustomReward(function, config)
         self._math = MathVerifier(config.timeout_s)
@@ -63,18 +63,23 @@ class Verifier:
         self._math.close()
 
     def verify(
-        self, completions: Sequence[str], problems: Sequence[Problem], ended: Sequence[bool] | np.ndarray | None = None
+        self,
+        completions: Sequence[str],
+        problems: Sequence[Problem],
+        ended: Sequence[bool] | np.ndarray | None = None,
+        earned: Sequence[float | None] | None = None,
     ) -> Verification:
         """Verifies each of B completions, without its end-of-sequence token, by its problem.
 
-        Those where this token did not come (None: it came everywhere) earn nothing.
+        Those where this token did not come (None: it came everywhere) earn nothing; those that have `earned` something
+        already earn that.
 
         Raises:
             WorkerError: math-verify is needed and no process for it can be started.
             ConfigError: the user's function raised, or returned something else than a finite number.
         """
         complete = np.ones(len(completions), bool) if ended is None else np.asarray(ended, bool)
-        formatted = np.array([self._template.is_formatted(text) for text in completions], bool) & complete
+        formatted = np.array([self.template.is_formatted(text) for text in completions], bool) & complete
         asked = list(zip(completions, problems, complete, strict=True))
         named = dict[str, np.ndarray]()
         if self._custom is None:
@@ -86,6 +91,9 @@ class Verifier:
                 named[name][complete] = values
             raw = self._custom.weighted(named)
             correct = raw >= _RIGHT
+        if earned is not None and (numbers := [n for n, value in enumerate(earned) if value is not None]):
+            raw[numbers] = [value for value in earned if value is not None]
+            correct[numbers] = raw[numbers] >= _RIGHT
         rewards = raw + np.float32(self._format_reward) * formatted
         return Verification(correct, formatted, raw, rewards.astype(np.float32), named)
 
@@ -93,7 +101,7 @@ class Verifier:
         """Returns which answers are right; math-verify is asked once about each undecided pair."""
         decisions: list[bool | tuple[str, str]] = []
         for completion, problem, whole in asked:
-            answer = self._template.final_answer(completion) if whole else None
+            answer = self.template.final_answer(completion) if whole else None
             decisions.append(answer is not None and decide(answer, problem.answer))
         pairs = list(dict.fromkeys(found for found in decisions if isinstance(found, tuple)))
         equal = dict(zip(pairs, self._math.equal(pairs), strict=True))
@@ -107,7 +115,7 @@ class RewardStage(HoldsNoMemory):
         self._config = made.config
 
     def setup(self, context: StageContext) -> None:
-        self._verifier = Verifier(PROMPT_TEMPLATES[self._config.data.prompt_template], self._config.reward)
+        self._verifier = Verifier(PromptTemplate.of(self._config.data), self._config.reward)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block; reports its groups."""
@@ -125,19 +133,21 @@ def scored(
     shape = (len(completions.groups), -1)
     size = len(completions.texts) // shape[0]
     problems = [problem for problem in completions.problems for _ in range(size)]
-    ended = torch.cat([group.ended for group in completions.groups]).cpu().numpy()
-    verified = verifier.verify(completions.texts, problems, ended)
+    last = completions.last_rows()
+    ended = torch.cat([group.ended for group in completions.groups])[last].cpu().numpy()
+    verified = verifier.verify(completions.texts, problems, ended, completions.earned)
     rewards, raw = torch.from_numpy(verified.rewards), torch.from_numpy(verified.raw).reshape(shape)
     if reward.overlong_tokens:
-        lengths = torch.cat([group.lengths for group in completions.groups]).cpu()
+        lengths = torch.cat([group.lengths for group in completions.groups])[last].cpu()
         margin = reward.overlong_tokens  # soft punishment of DAPO, arXiv 2503.14476, eq. 13: linear in them
         rewards = rewards - ((lengths - (longest - margin)).clamp(min=0, max=margin) / margin) * reward.overlong_penalty
     rewards, correct = rewards.reshape(shape), verified.correct.reshape(shape).tolist()
     alike, sums = (~nonzero_variance_groups(raw)).tolist(), [float(row.sum()) for row in rewards]
     formatted = verified.formatted.reshape(shape).sum(1).tolist()
+    keys = [problem.key for problem in completions.problems]
     named = [
         {name: float(values.reshape(shape)[k].sum()) for name, values in verified.named.items() if name}
         for k in range(shape[0])
     ]
-    rows = zip(map(tuple, correct), alike, sums, formatted, named, strict=True)
+    rows = zip(map(tuple, correct), alike, sums, formatted, named, keys, strict=True)
     return Rewards(rewards, raw), [ScoredGroup(block, k, *row) for k, row in enumerate(rows)]

@@ -170,6 +170,8 @@ def watch(proc: int, code: str, stdin: str, limits: dict[str, float]) -> types.C
     os.kill(init, signal.SIGKILL)
     number = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])  # before init, which waits for that itself
     os.waitpid(init, 0)  # ends when all others of its namespace are gone
+    if status == "owner":
+        os._exit(0)
     if number == -signal.SIGXCPU:
         status = "cpu_s"
     for read, text in outputs.items():

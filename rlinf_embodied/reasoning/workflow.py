@@ -6,6 +6,8 @@ prompts -> generation -> reward ---------------------+-> actor ~~> generation, o
               +-> old_log_probs (several steps) -----+     log-probs of training's code under the weights that sampled
               +-> reference (kl_coef, loss) ---------+     log-probs under the starting policy (adapters: off)
 
+With a tool `episodes` takes the place of `prompts`, in a loop with generation: it has the data for the stages behind.
+
 With dynamic sampling all stages before the actor are repeated, with further problems, until enough groups differ.
 """
 
@@ -22,6 +24,7 @@ from rlinf_embodied.reasoning.actor_stage import actor_inputs
 from rlinf_embodied.reasoning.batch import GenerationReport, in_order
 from rlinf_embodied.reasoning.graph import reasoning_graph
 from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.reasoning.prompt_stage import Position
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
 from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, Workflow
@@ -30,7 +33,8 @@ from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, Workflow
 def training_workflow(config: MathConfig, policy_folder: str, reference_folder: str = "") -> Workflow:
     """Returns the graph; the divergence is measured from `reference_folder` ("": from what the policy starts from)."""
     algorithm, ppo = config.rl, config.rl.name is ReasoningName.ppo
-    stages = ("prompts", *actor_inputs(algorithm), "actor")
+    episodic = config.num_turns > 1 or config.agent._target_ is not None
+    stages = ("episodes" if episodic else "prompts", *actor_inputs(algorithm), "actor")
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
     adapted = config.policy.lora.rank > 0
     if adapted:  # the weights are frozen, so the start is the policy without its adapters
@@ -49,7 +53,8 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         repeat=resample if algorithm.dynamic_sampling else None,
         configs=configs,
         receivers=("generation", "old_log_probs", *(("reference",) if adapted else ())),
-        waiting=("reward",) if config.reward.waits else (),
+        waiting=[*["reward"] * config.reward.waits, *["episodes"] * (config.tool.waits or config.agent.waits)],
+        turns=config.num_turns,
     )
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
 
@@ -71,21 +76,22 @@ class DynamicSamplingFilter:
 
 
 def run_iteration(
-    executor: Executor, iteration: int, start: int, per_round: int, end: int | None = None
+    executor: Executor, iteration: int, start: Position, per_round: int, end: int | None = None
 ) -> tuple[IterationResult, dict[str, float]]:
     """Runs one iteration and returns what came back, and its metrics by name.
 
-    An iteration is a function of a snapshot: weights, optimizers, counters, and `start`, the number of problems that
-    the run has used so far; a round takes `per_round` further ones.  No iteration from number `end` on is begun.
+    An iteration is a function of a snapshot: weights, optimizers, counters, and `start`, its position among the
+    problems; a round takes `per_round` further ones.  No iteration from number `end` on is begun.
     """
     num_rounds = lambda result: max(executor.workflow.rounds(result.reports).values(), default=1)  # noqa: E731
 
     def following(context: StepContext, result: IterationResult) -> StepContext:
-        used = cast(int, context.message) + num_rounds(result) * per_round
-        return replace(context, iteration=context.iteration + 1, message=used)
+        used = cast(Position, context.message).used + num_rounds(result) * per_round
+        return replace(context, iteration=context.iteration + 1, message=Position(used))
 
     result = executor.run(StepContext(iteration, message=start), Follow(following, end))
-    generated, groups = result.all_of("generation", GenerationReport), in_order(result.all_of("reward", list))
+    source = "episodes" if "episodes" in executor.workflow.stages else "generation"
+    generated, groups = result.all_of(source, GenerationReport), in_order(result.all_of("reward", list))
     completions = sum(report.completions for report in generated)
     metrics = {
         "rollout/accuracy": sum(sum(group.correct) for group in groups) / completions,
@@ -97,6 +103,7 @@ def run_iteration(
         "rollout/truncated": sum(report.truncated for report in generated) / completions,
         "rollout/tokens": float(sum(report.tokens for report in generated)),
         "rollout/completions": float(completions),
+        "rollout/turns": sum(report.turns for report in generated) / completions,
         "rollout/rounds": float(num_rounds(result)),
     }
     for name in groups[0].named:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Categorical
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from rlinf_embodied.algorithms import log_probs as P
 from rlinf_embodied.config import Level
@@ -75,6 +76,19 @@ def test_a_sampled_token_is_possible_and_brackets_its_uniform(seed, temperature,
     below = above - probs.gather(1, tokens[:, None])[:, 0]
     assert (below <= uniform + 1e-6).all()
     assert (above >= uniform - 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(3, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.2), (9, 0.8, 0.1), (1, 0.01, 1.0)]
+)
+def test_what_may_be_sampled_is_what_transformers_leaves(top_k, top_p, min_p):
+    scores = P.log_softmax(3 * torch.randn(50, 33, generator=torch.Generator().manual_seed(0)), 1.0)
+    found, expected = P.truncated(scores, top_k, top_p, min_p), scores
+    for warper in (TopKLogitsWarper(top_k or 33), TopPLogitsWarper(top_p), MinPLogitsWarper(min_p)):
+        expected = warper(None, expected)
+    assert torch.equal(found, expected)
+    assert (found > -math.inf).any(-1).all()
+    assert P.truncated(scores, 0, 1.0, 0.0) is scores
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.generated import GeneratedProblems, parse_level
 from rlinf_embodied.data.problems import Problem, Split, problem_id, split_of
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.errors import ConfigError
 
 LEVELS = ["sum4-6-9", "sum1-2-50", "chain1-1", "chain2-3", "chain8-8"]
@@ -17,6 +17,7 @@ seeds = st.integers(0, 2**31 - 1)
 levels = st.sampled_from(LEVELS)
 splits = st.sampled_from(list(Split))
 positions = st.integers(0, 2**39)
+COMPACT, NATURAL = PromptTemplate("compact"), PromptTemplate("natural")
 
 
 def check(problem: Problem) -> None:
@@ -59,15 +60,14 @@ def test_no_question_is_in_two_splits_whatever_the_seeds(level):
 @given(levels, seeds, splits, positions)
 def test_forms_read_back_what_they_write(level, seed, split, position):
     (problem,) = GeneratedProblems(level, seed).batch(split, position, 1)
-    for form in PROMPT_TEMPLATES.values():
+    for form in (COMPACT, NATURAL):
         for worked in (False, True):
             text = form.completion(problem, worked)
             answer = form.final_answer(text)
             assert answer is not None
             assert answer.replace(" ", "") == problem.answer
             assert form.is_formatted(text)
-    compact = PROMPT_TEMPLATES["compact"]
-    for text in (compact.prompt(problem), compact.completion(problem, True)):
+    for text in (COMPACT.prompt(problem), COMPACT.completion(problem, True)):
         assert set(text) <= set(TinyLMConfig().characters)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from language_models import language_model
 from safetensors.torch import load_file, save_file
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policies import causal_lm
@@ -99,7 +100,7 @@ def test_a_sharded_folder_gives_the_same_logits_and_missing_shards_are_named(pol
 
 
 def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
-    pytest.importorskip("peft", reason="needs the extra lora")
+    peft = pytest.importorskip("peft", reason="needs the extra lora")
     policy.save(tmp_path / "base")
     adapted = CausalLM.load(tmp_path / "base", lora=LoraSettings(rank=4), seed=5)
     same = CausalLM.load(tmp_path / "base", lora=LoraSettings(rank=4), seed=5)
@@ -119,6 +120,22 @@ def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
     assert not list((tmp_path / "merged").glob("adapter*"))
     torch.testing.assert_close(transformers_logits(tmp_path / "merged"), logits_of(adapted), atol=1e-5, rtol=1e-5)
     assert logits_of(adapted).isfinite().all()  # saving left the policy usable
+    adapted.save_adapters(tmp_path / "adapter", str(tmp_path / "base"))
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (config["peft_type"], config["base_model_name_or_path"], config["r"]) == ("LORA", str(tmp_path / "base"), 4)
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    found = loaded(input_ids=ragged_batch().tokens).logits
+    assert torch.equal(found, adapted.model(input_ids=ragged_batch().tokens).logits)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "qwen3", "gpt2"])
+def test_flops_of_an_update_are_those_that_torch_counts(architecture):
+    policy = language_model(architecture)
+    policy.model.set_attn_implementation("eager")  # torch counts no fused attention of a CPU
+    batch = TokenBatch(torch.full((3, 12), 5), torch.full((3,), 5), torch.full((3,), 12))
+    with FlopCounterMode(display=False) as counter:
+        policy.log_probs(batch, 1.0, with_entropy=False).log_probs.sum().backward()
+    assert policy.update_flops([11] * 3, 21) == counter.get_total_flops()  # the last token is not read
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])  # decoded by fused weights and by the model's own layers

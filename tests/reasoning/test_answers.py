@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate, template_names
 from rlinf_embodied.reasoning.answers import decide, within_limits
 from rlinf_embodied.reasoning.verifier_worker import are_equal
 
@@ -115,14 +115,15 @@ def test_a_reference_beyond_the_limits_is_compared_as_text():
 
 
 # ------------------------------------------------------------------------------------------------------ hostile texts
+FORMS = {name: PromptTemplate(name) for name in template_names()}
 CHECKS = {
     "integer": lambda text: decide(text, "6"),
     "fraction": lambda text: decide(text, "1/3"),
     "formula": lambda text: decide(text, "x+1"),
     "reference": lambda text: decide("x+1", text),
     "limits": lambda text: within_limits(text[:256]),  # `decide` hands it no more
-    **{f"{name}, answer": form.final_answer for name, form in PROMPT_TEMPLATES.items()},
-    **{f"{name}, form": form.is_formatted for name, form in PROMPT_TEMPLATES.items()},
+    **{f"{name}, answer": form.final_answer for name, form in FORMS.items()},
+    **{f"{name}, form": form.is_formatted for name, form in FORMS.items()},
 }
 PIECES = r"1~12~1 ~ ~1+~(~()~-~1/~1,~1,234~.~1.~%~x~x ~x=~=~$~!~{~}~{}~^~^{~^{1}~**~**1~#~#### ~\~\ ~&~\boxed~\boxed "
 PIECES += r"~\boxed{~}$~\frac~\frac{~\frac{1}~\text{~\text{a~\binom{1}~\overline{~\begin{pmatrix}~\\"

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
+
 import pytest
 from math_runs import DAPO, tiny_math
-from runs import executor_for, iterate
+from model_folders import write_rows
+from runs import clone, executor_for, iterate
 
+from policies.text_codec import TextCodec, char_tokenizer
+from rlinf_embodied.config import DataConfig
+from rlinf_embodied.data.generated import GeneratedProblems
+from rlinf_embodied.data.problems import Split
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.actor_stage import ActorStage
 from rlinf_embodied.reasoning.batch import PromptSet, ScoredGroup
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.prompt_stage import PromptStage
+from rlinf_embodied.reasoning.prompt_stage import Prompts, PromptStage
 from rlinf_embodied.reasoning.workflow import DynamicSamplingFilter
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training.job import Progress
@@ -107,3 +116,45 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
     assert len({number for number, _, _ in chosen}) > 1
     expected = [(block, questions[number, block][group]) for number, block, group in chosen]
     assert trained == [row for row in expected for _ in range(4)]
+
+
+# ----------------------------------------------------------------------------------------------------- difficulty pools
+def test_problems_that_taught_nothing_are_drawn_less_often(tmp_path):
+    rows = [{"question": f"{k}+0=", "answer": str(k)} for k in range(41)]
+    files = {"train": write_rows(tmp_path / "a.jsonl", rows[:40]), "test": write_rows(tmp_path / "b.jsonl", rows[40:])}
+    data = DataConfig(files=files, solved_share=0.25, unsolved_share=0.5)
+    prompts = Prompts(Split.train, data, 0, TextCodec(char_tokenizer(), None), 100, "")
+    every = {problem.question: problem.key for problem, _ in prompts.batch(0, 40)}
+    pools = {every[f"{k}+0="]: k < 10 for k in range(20)}
+    drawn = prompts.batch(0, 4000, pools)
+    counts = Counter(int(problem.answer) for problem, _ in drawn)
+    mean = lambda first: sum(counts[k] for k in range(first, first + 10)) / 10  # noqa: E731
+    assert mean(0) / mean(30) == pytest.approx(0.25, abs=0.05)
+    assert mean(10) / mean(30) == pytest.approx(0.5, abs=0.07)
+    assert drawn[1000:1060] == prompts.batch(1000, 60, pools)
+    assert len({problem.id for problem, _ in drawn}) == 4000
+    assert len(prompts.batch(0, 9, dict.fromkeys(every.values(), True))) == 9  # all are in a pool
+
+
+def test_pools_are_those_of_the_iterations_before_and_part_of_a_checkpoint(tmp_path, taken):
+    problems = GeneratedProblems("sum1-2-9", 0).batch(Split.train, 0, 60)
+    rows = list({p.question: {"question": p.question, "answer": p.answer} for p in problems}.values())
+    parts = {"train": rows[:12], "test": rows[12:]}  # the third iteration is in the second epoch
+    files = [f"data.files.{name}={write_rows(tmp_path / f'{name}.jsonl', part)}" for name, part in parts.items()]
+    pools = ["data.solved_share=0.2", "data.unsolved_share=0.2"]
+    start = f"warm_start.checkpoint={clone(tiny_math())}"
+    config = tiny_math(*files, start, *pools)
+    executor, progress = executor_for(config, config.plan.variants, 1, SerialSession()), Progress()
+    iterate(config, executor, 2, progress)
+    found = {key: n for key, n in progress.counts.items() if key != "problems"}
+    assert 0 < len(found) <= 16
+    assert set(found.values()) <= {0, 1}
+    again, other = copy.deepcopy(progress), Progress(iteration=2, counts={"problems": 16})
+    asked = []
+    for kept in (progress, again, other):
+        taken.clear()
+        iterate(config, executor, 1, kept)
+        asked.append(list(taken))
+    assert asked[0] == asked[1] != asked[2]
+    with pytest.raises(ConfigError, match="problems are chosen by the iteration before"):
+        ReasoningJob(config).require_staleness(1)

@@ -13,7 +13,16 @@ from runs import clone, cluster, train
 
 from rlinf_embodied.compose import compose_answers
 from rlinf_embodied.config import MathConfig
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, evaluate_command, sampled_result
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reasoning.answers import majority_is_right
+from rlinf_embodied.reasoning.batch import ScoredGroup
+from rlinf_embodied.reasoning.evaluation import (
+    AnswerEvaluation,
+    AnswerResult,
+    evaluate_command,
+    problem_sets,
+    sampled_result,
+)
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.telemetry.metrics import Rate
@@ -67,10 +76,55 @@ def test_samples_are_drawn_before_and_after_only() -> None:
     assert set(evaluated(config, step=7).sampled) >= {"num_samples", "pass@1", "pass@2"}
 
 
+# ----------------------------------------------------------------------------------------------------------- named sets
+SETS = [
+    *("eval.sets.sums={data: {level: sum1-2-9}, num_problems: 20, num_samples: 4}", "eval.num_samples=0"),
+    "eval.sets.chains={data: {level: chain1-1}, greedy: true, num_problems: 5, generation: {max_new_tokens: 9}}",
+]
+
+
+def test_each_evaluation_answers_the_named_sets_in_their_own_way(plain) -> None:
+    found = evaluated(settings(*SETS), devices=2, step=3)
+    assert found.accuracy == plain.accuracy
+    sums, chains = found.sets["sums"], found.sets["chains"]
+    assert (sums["num_problems"], sums["num_samples"], chains["num_problems"], chains["num_samples"]) == (20, 4, 5, 1)
+    assert set(sums) >= {"avg@4", "avg@4_interval", "maj@4", "pass@1", "pass@2", "pass@4", "length", "truncated"}
+    assert sums["avg@4"] == pytest.approx(sums["pass@1"])
+    assert chains["length"] <= 9
+    metrics = found.metrics()
+    assert metrics["eval/sums/maj@4"] == sums["maj@4"]
+    assert "; sums: avg@4 " in str(found)
+    same = evaluated(settings(*SETS, "eval.problems_per_block=20"))
+    assert same.summary() == found.summary()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("data={levl: a}", r"eval\.sets\.a\.data is .*data has no levl: use some of level"),
+        ("generation={top_p: 2}", r"eval\.sets\.a: generation\.top_p is 2, but it must lie in"),
+        ("generation={top_p: high}", r"eval\.sets\.a: "),
+    ],
+)
+def test_a_wrong_set_is_refused(given, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        problem_sets(settings(f"eval.sets.a.{given}"), None)
+
+
+def test_a_majority_is_of_equal_answers_and_the_first_of_equals() -> None:
+    assert majority_is_right(["7", "6", "$6$", None], [False, True, True, False])
+    assert not majority_is_right(["7", "6", None], [False, True, False])
+    assert not majority_is_right([None, None], [False, False])
+
+
 # --------------------------------------------------------------------------------------------------------------- pass@k
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer() -> None:
     correct = [(True, False, False, True), (False,) * 4, (True, True, True, False), (True,) * 4]
-    found = sampled_result(correct)
+    found = sampled_result([ScoredGroup(0, k, row, False, 0.0, 0, majority=k == 2) for k, row in enumerate(correct)])
+    assert found["avg@4"] == pytest.approx(9 / 16)
+    assert found["maj@4"] == 0.25
+    low, high = found["avg@4_interval"]
+    assert 0 < low < found["avg@4"] < high < 1
     for k in (1, 2, 4):
         subsets = [list(itertools.combinations(row, k)) for row in correct]
         expected = sum(sum(map(any, parts)) / len(parts) for parts in subsets) / len(correct)

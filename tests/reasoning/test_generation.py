@@ -135,9 +135,32 @@ def test_rows_end_at_any_end_token_and_otherwise_by_length():
         assert not torch.isin(group.tokens[before], torch.tensor(policy.spec.eos_ids)).any()
 
 
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_completion_ends_with_the_token_that_completes_a_stop_string(greedy):
+    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    free = [row for group in run(policy, sampled(BLOCK, greedy=greedy)).values() for row in rows_of(group)]
+    texts = [policy.decode(tokens) for tokens, _ in free]  # a token is a character
+    stop = [max(texts, key=len)[3:6], max(texts, key=len)[8]]
+    stopped = run(policy, sampled(BLOCK, greedy=greedy, stop=stop))
+    found = [row for group in stopped.values() for row in rows_of(group)]
+    for (whole, ended), text, (tokens, stopped_early) in zip(free, texts, found, strict=True):
+        ends = [text.find(part) + len(part) for part in stop if part in text]
+        assert tokens == whole[: min(ends, default=len(whole))]
+        assert stopped_early == (bool(ends) or ended)
+    assert any(len(tokens) < len(whole) for (tokens, _), (whole, _) in zip(found, free, strict=True))
+
+
+def rows_of(group: Group) -> list[tuple[list[int], bool]]:
+    lengths = group.lengths.tolist()
+    return [(group.tokens[k, :n].tolist(), bool(group.ended[k])) for k, n in enumerate(lengths)]
+
+
 # -------------------------------------------------------------------------------------------------- against training
-def recorded_and_trained(policy, length: int, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    groups = run(policy, sampled(BLOCK, max_new_tokens=length, temperature=temperature, max_num_seqs=6)).values()
+def recorded_and_trained(
+    policy, length: int, temperature: float = 1.0, top_k: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    changes = {"max_new_tokens": length, "temperature": temperature, "top_k": top_k}
+    groups = run(policy, sampled(BLOCK, **changes, max_num_seqs=6)).values()
     rows = [(group, sample) for group in groups for sample in range(len(group.lengths))]
     trained = all_log_probs(policy, Sequences.of(list(groups)), temperature, token_budget=100)
     recorded = torch.zeros_like(trained)
@@ -147,10 +170,10 @@ def recorded_and_trained(policy, length: int, temperature: float = 1.0) -> tuple
     return recorded, trained
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_recorded_log_probs_are_those_of_training_at_the_same_weights(temperature):
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.7, 0), (1.0, 0), (1.0, 2)])
+def test_recorded_log_probs_are_those_of_training_at_the_same_weights(temperature, top_k):
     policy = CausalLM.tiny(TinyLMConfig(), seed=1)
-    recorded, trained = recorded_and_trained(policy, 30, temperature)
+    recorded, trained = recorded_and_trained(policy, 30, temperature, top_k)
     assert trained.abs().max() > 1
     assert (recorded - trained).abs().max() <= 1e-5
 

@@ -14,7 +14,7 @@ from rlinf_embodied.reasoning.batch import Completions
 from rlinf_embodied.reasoning.generation_stage import GenerationStage
 from rlinf_embodied.reasoning.objective import Objective
 from rlinf_embodied.reasoning.policy_folder import StageConfig
-from rlinf_embodied.reasoning.prompt_stage import PromptStage
+from rlinf_embodied.reasoning.prompt_stage import Position, PromptStage
 from rlinf_embodied.reasoning.reward_stage import RewardStage
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
@@ -45,7 +45,7 @@ def stage_of(config: MathConfig) -> GenerationStage:
 def prompts_of(config: MathConfig, start: int = 0) -> dict[int, list[object]]:
     stage = PromptStage(StageConfig(config, str(clone(config))))
     stage.setup(solo_context(BLOCKS))
-    output = stage.run(StepContext(0, message=start), {block: [] for block in BLOCKS})
+    output = stage.run(StepContext(0, message=Position(start)), {block: [] for block in BLOCKS})
     return {block: [payload] for block, payload in output.blocks.items()}
 
 

@@ -85,6 +85,8 @@ def plain_loss(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorit
         logits = policy.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0]
         of_row = []
         for t, token in enumerate(completion):
+            if rows.sequences.given is not None and rows.sequences.given[i][t]:
+                continue  # a tool's
             scores = logits[len(prompt) - 1 + t].double()[1:] / TEMPERATURE  # without <pad>, token 0
             every = scores.log_softmax(0)
             log_prob, entropy = every[token - 1], -(every.exp() * every).sum()
@@ -124,6 +126,17 @@ def test_its_gradient_is_that_of_the_definition(policy, level, old_log_probs, bu
     if old_log_probs:
         assert 0.1 < statistics["clipped"] / statistics["ratios"] < 0.9
     assert 0.1 < statistics["capped"] / statistics["ratios"] < 0.9
+
+
+@pytest.mark.parametrize("level", LossLevel)
+def test_what_a_tool_said_is_no_part_of_the_loss(policy, level):
+    algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **EVERYTHING)
+    rows = rows_of(policy)
+    given = tuple(tuple(t % 3 == 1 and t < n - 1 for t in range(n)) for n in COMPLETIONS)
+    rows = replace(rows, sequences=replace(rows.sequences, given=given))
+    found, statistics = found_sums(policy, rows, algorithm)
+    torch.testing.assert_close(found, gradient(plain_loss(policy, rows, algorithm), policy), atol=2e-6, rtol=1e-4)
+    assert statistics["ratios"] == sum(COMPLETIONS) - sum(map(sum, given)) < sum(COMPLETIONS)
 
 
 @pytest.mark.parametrize(("level", "options"), [(level, {}) for level in LossLevel] + [("token", EVERYTHING)])

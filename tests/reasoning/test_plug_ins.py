@@ -18,7 +18,7 @@ from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import LanguagePolicyConfig, RewardConfig
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.custom_reward import reward_function
@@ -64,7 +64,7 @@ def test_the_pages_reward_earns_what_it_says(plug_ins, tmp_path):
     assert 0 < summary["before"]["reward"] <= 1
     assert summary["after"]["reward"] >= summary["accuracy_after"]
     function = reward_function(config.reward)
-    with Verifier(PROMPT_TEMPLATES["compact"], RewardConfig(format_reward=0.25), function) as verifier:
+    with Verifier(PromptTemplate("compact"), RewardConfig(format_reward=0.25), function) as verifier:
         texts = ["#6", "7+8=15;15-9=6;" + "=" * 24 + "#6", "#7", "#6"]
         verified = verifier.verify(texts, [SIX] * 4, [True, True, True, False])
     assert verified.raw.tolist() == [1.0, 0.5, 0.0, 0.0]
@@ -135,7 +135,7 @@ def test_a_reward_that_cannot_be_used_is_named_before_anything_starts(plug_ins, 
 @pytest.mark.parametrize("returned", [None, "right", float("nan")])
 def test_a_reward_is_a_finite_number(returned):
     said = r"reward\._target_ is .* for '#6' as a completion of '7\+8-9=', which earns a finite number: return one"
-    verifier = Verifier(PROMPT_TEMPLATES["compact"], function=lambda completion, problem: returned)
+    verifier = Verifier(PromptTemplate("compact"), function=lambda completion, problem: returned)
     with pytest.raises(ConfigError, match=said):
         verifier.verify(["#6"], [SIX])
 
@@ -146,7 +146,7 @@ def test_a_reward_that_raises_is_shown_by_its_own_line(plug_ins):
     asked = r"reward\._target_, asked about '#6' as a completion of '7\+8-9=', raised KeyError: '6', from"
     with (
         pytest.raises(ConfigError, match=rf"{asked}\n  /.*/my_rewards\.py, line 2, in score: return"),
-        Verifier(PROMPT_TEMPLATES["compact"], function=function) as verifier,
+        Verifier(PromptTemplate("compact"), function=function) as verifier,
     ):
         verifier.verify(["#6"], [SIX])
 
@@ -176,7 +176,7 @@ def test_calls_of_a_reward_that_waits_run_at_once_and_keep_their_order() -> None
     waiting: list[None] = []
     for function, batch_size, texts in ((judged, 0, ["1", "0.5", "2"]), (awaited, 2, ["1", "0.5", "2", "3", "4"])):
         config = RewardConfig(_target_="a.judge", concurrency=3, batch_size=batch_size)
-        with Verifier(PROMPT_TEMPLATES["compact"], config, function) as verifier:
+        with Verifier(PromptTemplate("compact"), config, function) as verifier:
             assert verifier.verify(texts, [SIX] * len(texts)).raw.tolist() == list(map(float, texts))
 
 
@@ -188,7 +188,7 @@ def test_the_pages_named_rewards_are_summed_by_weight_and_reported(plug_ins, tmp
     assert row["rollout/reward"] == pytest.approx(row["reward/right"] + 0.2 * row["reward/short"])
     assert 0 < row["reward/short"] < 1
     function = reward_function(config.reward)
-    with Verifier(PROMPT_TEMPLATES["compact"], config.reward, function) as verifier:
+    with Verifier(PromptTemplate("compact"), config.reward, function) as verifier:
         verified = verifier.verify(["#6", "#6", "=" * 24 + "#6"], [SIX] * 3, [True, False, True])
     assert verified.raw.tolist() == pytest.approx([1.2, 0.0, 1.0])
     assert {name: found.tolist() for name, found in verified.named.items()} == {"right": [1, 0, 1], "short": [1, 0, 0]}
@@ -210,7 +210,7 @@ def test_the_pages_named_rewards_are_summed_by_weight_and_reported(plug_ins, tmp
 def test_rewards_by_name_or_in_lists_that_do_not_fit_are_named(returned, weights, words):
     config = RewardConfig(_target_="a.judge", batch_size=4, weights=weights)
     with (
-        Verifier(PROMPT_TEMPLATES["compact"], config, lambda completions, problems: returned) as verifier,
+        Verifier(PromptTemplate("compact"), config, lambda completions, problems: returned) as verifier,
         pytest.raises(ConfigError, match=words),
     ):
         verifier.verify(["#6"], [SIX])

@@ -10,8 +10,8 @@ from runs import clone, cluster, executor_for, iterate
 
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation
+from rlinf_embodied.data.prompt_templates import PromptTemplate
+from rlinf_embodied.reasoning.evaluation import SAMPLED, AnswerEvaluation
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.reward_stage import Verifier
 from rlinf_embodied.runtime.host import StepContext
@@ -46,7 +46,7 @@ def test_an_evaluation_that_samples_many_answers_reports_progress(reports) -> No
     config = tiny_math("eval.num_problems=4", "eval.problems_per_block=4", "eval.num_samples=16")
     made = StageConfig(config, str(clone(config)))
     evaluation = AnswerEvaluation(made, SerialSession(), cluster(1), last_step=1)
-    evaluation.executor.run(StepContext(0, message=True))
+    evaluation.executor.run(StepContext(0, message=SAMPLED))
     assert reports["answers.run"] > 4, reports  # one call
 
 
@@ -57,7 +57,7 @@ def test_each_answer_of_a_users_reward_is_progress() -> None:
         config = RewardConfig(_target_="a.user's", concurrency=concurrency)
         with (
             progress_reported_to(lambda: done.append(1)),
-            Verifier(PROMPT_TEMPLATES["compact"], config, lambda completion, problem: 1.0) as verifier,
+            Verifier(PromptTemplate("compact"), config, lambda completion, problem: 1.0) as verifier,
         ):
             verifier.verify(["#6"] * 5, [problem] * 5)
     assert len(done) == 10

@@ -45,7 +45,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 def config_of(model: Path, files: dict[str, str], folder: Path, *overrides: str) -> MathConfig:
     """Two iterations on a model's folder; entropy gives every completion a gradient, be it right or wrong."""
     config = tiny_math(
-        *("data=jsonl", f"data.files.train={files['train']}", f"data.files.test={files['test']}"),
+        *("data=files", f"data.files.train={files['train']}", f"data.files.test={files['test']}"),
         *("policy=folder", f"policy.folder={model}", f"run.dir={folder}", "run.num_iterations=2"),
         *("generation.max_new_tokens=16", "algorithm.drop_zero_variance_groups=false", "algorithm.entropy_coef=0.01"),
         *("algorithm.tokens_per_microbatch=1024", "eval.num_problems=100", *overrides),

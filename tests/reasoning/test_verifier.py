@@ -6,10 +6,10 @@ import pytest
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PromptTemplate, template_names
 from rlinf_embodied.reasoning.reward_stage import Verifier
 
-COMPACT, NATURAL = PROMPT_TEMPLATES["compact"], PROMPT_TEMPLATES["natural"]
+COMPACT, NATURAL = PromptTemplate("compact"), PromptTemplate("natural")
 SIX = Problem(0, "7+8-9=", "6", "7+8=15;15-9=6;", "sum", "sum2-2-9")
 HALF = Problem(1, "What is a half?", "0.5", None, "text", "own")
 
@@ -20,12 +20,12 @@ def natural():
         yield made
 
 
-@pytest.mark.parametrize("form", list(PROMPT_TEMPLATES))
+@pytest.mark.parametrize("form", template_names())
 def test_own_completions_are_right_and_those_of_other_problems_are_not(form):
     problems = GeneratedProblems("sum4-6-9,chain2-3", 0).batch(Split.train, 0, 64)
-    with Verifier(PROMPT_TEMPLATES[form]) as verifier:
+    with Verifier(PromptTemplate(form)) as verifier:
         for worked in (False, True):
-            texts = [PROMPT_TEMPLATES[form].completion(problem, worked) for problem in problems]
+            texts = [PromptTemplate(form).completion(problem, worked) for problem in problems]
             verified = verifier.verify(texts, problems)
             assert verified.correct.all()
             assert verified.formatted.all()

@@ -35,12 +35,6 @@ from rlinf_embodied.compose import CONFIG_DIR
 from rlinf_embodied.config import LoraSettings
 
 ADAPTER = ".lora_"  # in the names of their parameters
-PEAKS = {  # dense bfloat16 FLOP/s by part of the device's name (NVIDIA's data sheets), the more exact names first
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "A100": 312e12,
-}
 _DRAWN = 1 << 20  # numbers that all weights repeat: drawing seven billion takes minutes
 
 
@@ -117,14 +111,6 @@ def forward_flops(network: OpenVLA, tokens: int, predicted: int) -> tuple[float,
     return found[False], found[True]
 
 
-def peak_of(place: str) -> float | None:
-    """Returns the peak FLOP/s of a device; None where it is not known."""
-    if device.kind_of(place) != "cuda":
-        return None
-    name = torch.cuda.get_device_name(place)
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
-
-
 def seconds_per_call(run: Callable[[], object], place: str, repeat: int) -> float:
     """Returns seconds per call of work on a device, after one call that does not count."""
 
@@ -139,7 +125,7 @@ def seconds_per_call(run: Callable[[], object], place: str, repeat: int) -> floa
 
 def rates(what: str, number: float, flops: float, seconds: float, place: str) -> dict[str, object]:
     """Returns `number` of something per second, TFLOP/s, and MFU where the device's peak is known."""
-    peak = peak_of(place)
+    peak = device.peak_flop_per_s(place)
     found = {"seconds": seconds, f"{what}_per_s": number / seconds, "tflop_per_s": flops / seconds / 1e12}
     return {**found, **({} if peak is None else {"mfu": flops / seconds / peak})}
 

@@ -24,14 +24,14 @@ from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import CompactTemplate
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt, Rewards, Sequences
 from rlinf_embodied.reasoning.generation import Decoding
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.reward_stage import Verifier
 from rlinf_embodied.training.trainer import Trainer
 
-FORM = CompactTemplate()
+FORM = PromptTemplate("compact")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +138,20 @@ def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
 
 
 # --------------------------------------------------------------------------------------------------- what an arm leaves
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was done in one step."""
+
+    at: float  # seconds on a clock of this machine, at the end of the step
+    tokens: int  # generated
+
+
+def read_steps(folder: Path) -> list[Step]:
+    """Returns the steps that an arm left."""
+    lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+    return [Step(**json.loads(line)) for line in lines]
+
+
 class StepLog:
     """Writes one line per step into <folder>/steps.jsonl: end of the step, tokens."""
 

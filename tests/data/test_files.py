@@ -2,12 +2,14 @@
 
 import json
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_embodied.config import DataConfig
-from rlinf_embodied.data.jsonl import JsonlProblems
+from rlinf_embodied.data.files import FileProblems
 from rlinf_embodied.data.problems import ProblemSource, Split, split_of
 from rlinf_embodied.errors import DataError
 
@@ -17,10 +19,10 @@ def write(path, rows) -> str:
     return str(path)
 
 
-def problems_of(files: dict[str, object], seed: int = 0, **columns: object) -> JsonlProblems:
+def problems_of(files: dict[str, object], seed: int = 0, **columns: object) -> FileProblems:
     data = DataConfig(**columns)
     data.files = {name: str(file) for name, file in files.items()}
-    return JsonlProblems(data, seed)
+    return FileProblems(data, seed)
 
 
 def rows_of(count: int, answer: str = "{}") -> list[dict[str, object]]:
@@ -48,6 +50,79 @@ def test_plain_answers_other_columns_and_blank_lines(tmp_path):
         ("a?", "5", None),
         ("b\u2028b?", "\\frac{1}{2}", None),
     ]
+
+
+# ------------------------------------------------------------------------------------------------- published schemas
+USER, ASSISTANT = {"role": "user"}, {"role": "assistant"}
+DAPO = [  # the columns of DAPO-Math-17k; made up
+    {
+        "data_source": "math_dapo",
+        "prompt": [USER | {"content": f"Solve it. Put the answer after 'Answer:'.\n\nWhat is {k} + 1?"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": str(k + 1), "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": f"id-{k}", "level": k},
+    }
+    for k in range(4)
+]
+EARLIER = [{"role": "system", "content": "Short."}, USER | {"content": "1+1?"}, ASSISTANT | {"content": "2"}]
+MESSAGES = [
+    {"messages": [*EARLIER, USER | {"content": f"And {k}+1?"}, ASSISTANT | {"content": f"One more.\n#### {k + 1}"}]}
+    for k in range(3)
+]
+
+
+def written(tmp_path, suffix: str, rows: list) -> dict[str, str]:
+    file = tmp_path / f"rows.{suffix}"
+    if suffix == "jsonl":
+        write(file, rows)
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return {"test": str(file)}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_gsm8k_dapo_and_chats_are_read(tmp_path, suffix):
+    source = problems_of(written(tmp_path, suffix, [{"question": "a?", "answer": "One.\n#### 1"}]))
+    assert [(p.question, p.answer, p.solution) for p in source.batch(Split.test, 0, 1)] == [("a?", "1", "One.")]
+    names = {"question_column": "prompt", "answer_column": "reward_model.ground_truth", "columns": ["extra_info.index"]}
+    (first, *_) = FileProblems(DataConfig(files=written(tmp_path, suffix, DAPO), **names), 0).batch(Split.test, 0, 4)
+    assert first.question == DAPO[0]["prompt"][0]["content"]
+    assert (first.answer, dict(first.columns), first.history) == ("1", {"extra_info.index": "id-0"}, ())
+    both = {"question_column": "messages", "answer_column": "messages"}
+    last = problems_of(written(tmp_path, suffix, MESSAGES), **both).batch(Split.test, 2, 1)[0]
+    assert (last.question, last.answer, last.solution) == ("And 2+1?", "3", "One more.")
+    assert last.history == (("system", "Short."), ("user", "1+1?"), ("assistant", "2"))
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ({"data_source": "math_dapo"}, 4),
+        ({"reward_model.ground_truth": ["1", "4", "9"]}, 2),
+        ({"extra_info.level": {"min": 1, "max": 2}, "ability": "MATH"}, 2),
+        ({"extra_info.level": {"min": 3}}, 1),
+    ],
+)
+def test_rows_are_chosen_by_a_field(tmp_path, where, kept):
+    names = {"question_column": "prompt", "answer_column": "reward_model.ground_truth"}
+    data = DataConfig(files=written(tmp_path, "parquet", DAPO), where=where, **names)
+    assert FileProblems(data, 0).size(Split.test) == kept
+
+
+def test_bad_chats_and_filters_are_refused(tmp_path):
+    files = written(tmp_path, "jsonl", MESSAGES)
+    with pytest.raises(DataError, match=r"data\.where is .*none of the 3 rows"):
+        FileProblems(DataConfig(files=files, where={"messages": 1}, question_column="messages"), 0)
+    with pytest.raises(DataError, match=r"data\.answer_column is 'reward\.x', but .* has only 'messages'"):
+        problems_of(files, question_column="messages", answer_column="reward.x")
+    files = written(tmp_path, "parquet", [{"q": [{"role": "tool", "content": "x"}], "a": "1"}])
+    with pytest.raises(DataError, match=r"row 1: 'q' has no message of a user at its end"):
+        problems_of(files, question_column="q", answer_column="a")
+    with pytest.raises(DataError, match=r"row 1: 'prompt' does not end with the assistant's answer"):
+        problems_of(written(tmp_path, "parquet", DAPO), question_column="prompt", answer_column="prompt")
+    (tmp_path / "rows.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match=r"rows\.parquet is no parquet file"):
+        problems_of({"test": tmp_path / "rows.parquet"})
 
 
 @given(size=st.integers(1, 30), seed=st.integers(0, 2**31 - 1), start=st.integers(0, 200), count=st.integers(0, 70))
@@ -105,7 +180,7 @@ GOOD = '{"question": "a?", "answer": "1"}\n'
         (GOOD + '{"question": "a?", "answer": " "}', r"line 2: 'answer' is ' '"),
         (GOOD + '{"question": "a?", "answer": "worked ####  "}', r"line 2: its answer is empty"),
         (GOOD + '{"question": "", "answer": "1"}', r"line 2: 'question' is ''"),
-        ('{"question": "a?", "answer": null}', r"line 1: 'answer' is None, but it must be a text or a number"),
+        ('{"question": "a?", "answer": null}', r"line 1: 'answer' is None, but it must be a text, a number or a chat"),
         ('{"question": "a?", "answer": true}', r"line 1: 'answer' is True"),
         ('{"question": ["a?"], "answer": "1"}', r"line 1: 'question' is \['a\?'\]"),
         (GOOD + r'{"question": "\ud83d?", "answer": "1"}', r"line 2: 'question' is '\\ud83d\?', .*correct or remove"),

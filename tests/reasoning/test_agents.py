@@ -1,0 +1,162 @@
+"""Agents that talk to the model as OpenAI's clients do: what they say is trained on token for token."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from math_runs import tiny_math
+from model_folders import model_folder
+from runs import train
+from stopped_runs import same_end
+
+from policies.causal_lm import CausalLM
+from rlinf_embodied.algorithms.advantages import group_advantages
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.data.problems import Problem
+from rlinf_embodied.data.prompt_templates import PromptTemplate
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Prompt, Sequences, all_log_probs
+from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
+from rlinf_embodied.reasoning.objective import Round, training_rows
+from rlinf_embodied.reasoning.reward_stage import Verifier, scored
+
+PROBLEMS = [Problem(i, f"{3 + i}+4=", str(7 + i), None, "sum", "sum1-1-9") for i in range(2)]
+
+
+# -------------------------------------------------------------------------------------------------------------- agents
+def ask(base_url: str, chat: list[dict], **more: object) -> str:
+    body = json.dumps({"model": "policy", "messages": chat, "temperature": 0.2} | more).encode()
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as reply:
+        found = json.load(reply)
+    assert found["object"] == "chat.completion"
+    assert found["usage"]["total_tokens"] == found["usage"]["prompt_tokens"] + found["usage"]["completion_tokens"]
+    assert found["choices"][0]["finish_reason"] in ("stop", "length")
+    return found["choices"][0]["message"]["content"]
+
+
+def persistent(problem: Problem, base_url: str) -> str | float:
+    """Asks again until the answer begins with another character, three times at most; then forgets what was said."""
+    chat = [{"role": "user", "content": problem.question}]
+    for _ in range(3):
+        text = ask(base_url, chat)
+        chat += [{"role": "assistant", "content": text}, {"role": "user", "content": "#"}]
+        if not text.startswith("1"):
+            break
+    return len(ask(base_url, [{"role": "user", "content": [{"type": "text", "text": f"{len(chat)}+"}]}])) / 10
+
+
+def answering(problem: Problem, base_url: str) -> str:
+    return ask(base_url, [{"role": "user", "content": problem.question}])
+
+
+def wrong_once(problem: Problem, base_url: str) -> str:
+    return answering(problem, base_url) if problem.id else "nothing asked"[99]
+
+
+def failing(problem: Problem, base_url: str) -> float:
+    raise RuntimeError(f"no idea about {problem.question}")
+
+
+def slow(problem: Problem, base_url: str) -> str:
+    if problem.id == 0:
+        time.sleep(20)
+    return answering(problem, base_url)
+
+
+def refused(problem: Problem, base_url: str) -> str:
+    """Makes every kind of request that is refused, then a right one."""
+    chat, texts = [{"role": "user", "content": problem.question}], []
+    for url, more in (
+        *((base_url, {"stream": True}), (base_url, {"n": 2}), (base_url, {"tools": [{}]}), (base_url, {"messages": 3})),
+        *((base_url, {"messages": [{"role": "user", "content": "1+" * 2000}]}), (base_url + "x", {})),
+        (base_url.replace("/v1", "9/v1"), {}),
+    ):
+        try:
+            ask(url, chat, **more)
+        except urllib.error.HTTPError as error:
+            texts.append(f"{error.code} {json.load(error)['error']['message']}")
+    Path(os.environ["REFUSALS"]).write_text("\n".join(texts))
+    return ask(base_url, chat)
+
+
+# ----------------------------------------------------------------------------------------------------------- one block
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> CausalLM:
+    return CausalLM.load(model_folder(tmp_path_factory.mktemp("agents"), "qwen2"))
+
+
+def run(policy: CausalLM, agent: str, *overrides: str) -> tuple[MathConfig, Completions]:
+    config = tiny_math(f"agent._target_={__name__}.{agent}", "generation.max_new_tokens=30", *overrides)
+    asked = [(problem, Prompt(problem.id, tuple(policy.encode(problem.question)))) for problem in PROBLEMS]
+    with closing(episodes_of(asked, 4, config, policy.codec)) as episodes:
+        return config, run_episodes(policy, episodes, GenerationBlock((), 4, config.generation, 9, 2), 0)
+
+
+def test_rows_are_what_was_sampled_with_the_advantage_of_their_episode(policy) -> None:
+    config, made = run(policy, "persistent")
+    _, again = run(policy, "persistent")
+    sequences = Sequences.of(made.groups)
+    assert sequences == Sequences.of(again.groups)  # whichever agent came first
+    assert made.earned == again.earned
+    assert len(sequences) > 8  # what an agent forgets begins a row
+    assert made.turns >= len(sequences)
+    found = all_log_probs(policy, sequences, 1.0, 4096)
+    row, samples = 0, []
+    for k, group in enumerate(made.groups):
+        for g, sample in enumerate(group.samples or range(4)):
+            length = int(group.lengths[g])
+            given = [False] * length if group.given is None else group.given[g, :length].tolist()
+            assert (found[row, :length] == 0).tolist() == given
+            assert (found[row, :length] - group.log_probs[g, :length]).abs().max() < 2e-5
+            samples.append((k, sample))
+            row += 1
+    with Verifier(PromptTemplate("compact"), config.reward) as verifier:
+        rewards, _ = scored(verifier, config.reward, 30, 0, made)
+    assert rewards.rewards.reshape(-1).tolist() == pytest.approx(list(made.earned))
+    rows = training_rows([Round(made, rewards)], config.rl, None)
+    expected = group_advantages(rewards.rewards, scale_by_std=config.rl.scale_by_std)
+    assert rows.num_trained == len(rows)  # both groups differ
+    assert rows.advantages[:, 0].tolist() == [float(expected[k, g]) for k, g in samples]
+
+
+def test_an_agent_that_asks_once_gives_a_completion_that_the_reward_judges(policy) -> None:
+    _, made = run(policy, "answering")
+    assert made.earned == (None,) * 8
+    assert all(group.samples is None and group.prompts is None and group.given is None for group in made.groups)
+    assert [policy.decode(row) for row in Sequences.of(made.groups).completions] == list(made.texts)
+
+
+def test_a_request_that_cannot_be_answered_says_why(policy, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("REFUSALS", str(tmp_path / "refusals"))
+    run(policy, "refused", "agent.max_requests=1")
+    lines = (tmp_path / "refusals").read_text().splitlines()
+    assert [line[:3] for line in lines] == ["400", "400", "400", "400", "400", "404", "409"]
+    assert "no room for these messages" in lines[4]
+    assert "is not served" in lines[5]
+
+
+def test_an_agent_that_hangs_or_fails_earns_nothing_and_one_that_always_fails_ends_the_run(policy, caplog) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)made no request about '3\+4='.*IndexError"):
+        run(policy, "wrong_once")
+    with pytest.raises(ConfigError, match=r"(?s)failed in all of 8 episodes:.*no idea about"):
+        run(policy, "failing")
+    with pytest.raises(ConfigError, match=r"made no request about '3\+4='.*did nothing for"):
+        run(policy, "slow", "agent.timeout_s=2")
+    assert "the agent at '3+4=' did nothing" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+def test_agents_train_and_plans_do_not_change_the_weights(tmp_path) -> None:
+    for folder, plan in (("one", []), ("two", ["plan=disaggregated", "cluster.num_devices=2"])):
+        config = tiny_math(f"agent._target_={__name__}.persistent", "run.num_iterations=2", "checkpoint.every=1", *plan)
+        config.run.dir = str(tmp_path / folder)
+        train(config)
+    same_end(tmp_path / "two", tmp_path / "one")

@@ -1,0 +1,219 @@
+"""Episodes of several turns: token for token what was sampled and given, and the same weights under every plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from math_runs import tiny_math
+from model_folders import bpe_tokenizer
+from runs import train
+from stopped_runs import interrupt_in, same_end
+
+from policies.causal_lm import CausalLM
+from policies.text_codec import TextCodec
+from rlinf_embodied.compose.commands import compose_answers
+from rlinf_embodied.config import TinyLMConfig
+from rlinf_embodied.data.problems import Problem
+from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, Sequences, all_log_probs
+from rlinf_embodied.reasoning.calculator import calculate
+from rlinf_embodied.reasoning.episodes import Episodes, episodes_of, run_episodes
+from rlinf_embodied.reasoning.evaluation import evaluate_command
+from rlinf_embodied.reasoning.fine_tuning import with_calls
+from rlinf_embodied.reasoning.generation import Decoding
+
+TOOL = ["tool._target_=rlinf_embodied.reasoning.calculator.calculate", "warm_start.tool_share=0.5"]
+TWO = ["cluster.num_devices=2"]
+PROBLEMS = [Problem(i, f"{3 + i}+4=", str(7 + i), None, "sum", "sum1-1-9") for i in range(4)]
+
+
+def echo(text: str, problem: Problem) -> str | None:
+    """Answers every turn of an even number of characters, by the problem's first character and the turn's length."""
+    return f"{problem.question[0]}{len(text)};" if len(text) % 2 == 0 else None
+
+
+@pytest.fixture(scope="module")
+def policy() -> CausalLM:
+    made = CausalLM.tiny(TinyLMConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32), 5)
+    with torch.no_grad():
+        made.model.get_input_embeddings().weight[1] *= 6  # turns end, but not all of them at once
+    return made
+
+
+def asked(policy: CausalLM) -> list[tuple[Problem, Prompt]]:
+    return [(problem, Prompt(problem.id, tuple(policy.encode(problem.question)))) for problem in PROBLEMS]
+
+
+def some(policy: CausalLM, *overrides: str) -> tuple[Episodes, GenerationBlock]:
+    config = tiny_math(f"tool._target_={__name__}.echo", "generation.max_new_tokens=60", *overrides)
+    block = GenerationBlock((), 3, config.generation, 9, 2)
+    return episodes_of(asked(policy), 3, config, policy.codec), block
+
+
+def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(policy) -> None:
+    episodes, block = some(policy)
+    said: dict[tuple[int, int], list[int]] = {}  # every row's continuation by the engine and the tool, by (id, sample)
+    written: dict[tuple[int, int], str] = {}  # its last turn
+    turns = 0
+    while (turn := episodes.turn()) is not None:
+        turns += 1
+        groups = list(Decoding(policy, replace(block, prompts=turn.prompts, group_size=turn.group_size)).run())
+        for prompt, group in zip(turn.prompts, groups, strict=True):
+            problem, start = PROBLEMS[prompt.id], policy.encode(PROBLEMS[prompt.id].question)
+            for g in range(turn.group_size):
+                key = prompt.id, prompt.sample + g
+                row = said.setdefault(key, [])
+                read = list(prompt.tokens[len(start) + len(row) :])
+                assert list(prompt.tokens) == [*start, *row, *read]  # what was said, and the tool's answer
+                assert not row or policy.decode(read) == echo(written[key], problem)
+                sampled = group.tokens[g, : group.lengths[g]].tolist()
+                row += [*read, *sampled]
+                written[key] = policy.decode(sampled)
+        episodes.take(groups)
+    made = episodes.completions(0)
+    assert turns == 4
+    assert made.turns > 12
+    sequences = Sequences.of(made.groups)
+    assert list(map(list, sequences.completions)) == [said[k, g] for k in range(4) for g in range(3)]
+    found = all_log_probs(policy, sequences, 1.0, 1024)
+    for row, (group, g) in enumerate((group, g) for group in made.groups for g in range(3)):
+        length = int(group.lengths[g])
+        torch.testing.assert_close(found[row, :length], group.log_probs[g, :length], atol=2e-5, rtol=0)
+        assert (found[row, :length] == 0).tolist() == group.given[g, :length].tolist()
+    assert sequences.num_tokens(range(12)) == int((found != 0).sum())
+
+
+def test_one_turn_is_a_completion(policy) -> None:
+    episodes, block = some(policy, "tool.max_turns=1")
+    made = run_episodes(policy, episodes, block, 0)
+    plain = list(Decoding(policy, replace(block, prompts=tuple(prompt for _, prompt in asked(policy)))).run())
+    for group, other in zip(made.groups, plain, strict=True):
+        assert torch.equal(group.tokens, other.tokens)
+        assert torch.equal(group.log_probs, other.log_probs)
+        assert torch.equal(group.ended, other.ended)
+
+
+def test_a_tools_answer_that_does_not_fit_ends_the_episode(policy) -> None:
+    episodes, block = some(policy, "generation.max_new_tokens=9")
+    made = run_episodes(policy, episodes, block, 0)
+    lengths = torch.cat([group.lengths for group in made.groups])
+    assert int(lengths.max()) <= 9
+    masks = [(group.given, group.lengths.tolist()) for group in made.groups if group.given is not None]
+    assert masks
+    assert not any(given[g, n - 1] for given, lengths in masks for g, n in enumerate(lengths))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12*4=", "48;"),
+        ("3+4=7;7-9=", "-2;"),
+        ("48 / 6 =", " 8\n"),
+        ("7/2=", None),
+        ("8/0=", None),
+        ("#48", None),
+        ("1.5+2=", None),
+    ],
+)
+def test_the_calculator(text, value) -> None:
+    assert calculate(text, PROBLEMS[0]) == value
+
+
+def test_a_worked_answer_as_calls() -> None:
+    assert with_calls(calculate, PROBLEMS[0], "12*4=48;48+50=98;#98") == [
+        *(("12*4=", False), ("48;", True), ("48+50=", False), ("98;", True), ("#98", False))
+    ]
+    assert with_calls(calculate, PROBLEMS[0], "12*4=47;#47") == [("12*4=47;#47", False)]  # wrong: no tool says that
+
+
+CHAT = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SHORTENED = CHAT.replace("m.content", "m.content if loop.last or m.role == 'user'")
+FORMS = {  # (template, whether a row goes on)
+    "ChatML": (CHAT, True),
+    "without line breaks": (CHAT.replace("\n", ""), True),
+    "trimmed": (CHAT.replace("m.content", "m.content | trim"), True),
+    "another role": (
+        CHAT.replace("m.role", "'model' if m.role == 'assistant' else m.role").replace("<|assistant|>", "<|model|>"),
+        True,
+    ),
+    "shortened": (SHORTENED, False),
+}
+
+
+@pytest.mark.parametrize(("template", "goes_on"), FORMS.values(), ids=list(FORMS))
+@given(turn=st.text("0123456789*+= \n", min_size=1, max_size=12), answer=st.text("0123456789;\n", max_size=5))
+@settings(deadline=None, max_examples=25)
+def test_a_row_goes_on_where_the_template_writes_what_was_said(template, goes_on, turn, answer) -> None:
+    tokenizer = bpe_tokenizer(pad=True)
+    tokenizer.chat_template = template
+    codec = TextCodec(tokenizer, None)
+    sampled = [*codec.encode_answer(turn), tokenizer.eos_token_id]
+    tokens = [*codec.encode("What is 12*4?"), *sampled]
+    chat = [("user", "What is 12*4?"), ("assistant", turn), ("tool", answer)]
+    messages = [{"role": role, "content": content} for role, content in chat]
+    more = codec.encode_next_turn(tokens, messages)
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    same = goes_on and ("trim" not in template or turn == turn.strip())
+    assert (more is not None) == same
+    if more is not None:
+        assert tokenizer.decode([*tokens, *more]) == whole
+    assert tokenizer.decode(codec.encode_chat(messages)) == whole
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+def trained(folder, *overrides: str) -> None:
+    config = tiny_math(*TOOL, "run.num_iterations=3", "checkpoint.every=1", *overrides)
+    config.run.dir = str(folder)
+    train(config)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("episodes")
+    trained(folder)
+    return folder
+
+
+def test_a_model_with_a_tool_trains(straight) -> None:
+    rows = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
+    turns = [row["rollout/turns"] for row in rows if "rollout/turns" in row]
+    assert len(turns) == 3
+    assert min(turns) > 1.2
+    found = compose_answers(
+        [f"checkpoint={straight}/checkpoints/latest", "cluster=serial", "eval.num_samples=0", "eval.num_problems=24"]
+    )
+    assert found is not None
+    assert found.tool == tiny_math(*TOOL).tool
+    found.run.dir = str(straight / "again")
+    after = json.loads((straight / "summary.json").read_text())["accuracy_after"]
+    assert evaluate_command(found)["accuracy"] == after
+    assert "ended" not in (straight / "samples.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "plan", [["plan=disaggregated", *TWO], ["plan=hybrid", *TWO], ["plan=collocated", *TWO]], ids=lambda plan: plan[0]
+)
+def test_plans_and_an_interruption_do_not_change_the_weights(straight, monkeypatch, tmp_path, plan) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, 1)
+        config = tiny_math(*TOOL, "run.num_iterations=3", "checkpoint.every=1", *plan)
+        config.run.dir = str(tmp_path)
+        assert train(config, code=130) == {}
+    trained(tmp_path, *plan)
+    same_end(tmp_path, straight)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [["algorithm=dapo"], ["algorithm=gspo"], ["algorithm=ppo", "algorithm.group_size=1"]],
+    ids=lambda a: a[0],
+)
+def test_other_algorithms_take_episodes(tmp_path, algorithm) -> None:
+    trained(tmp_path, *algorithm, "run.num_iterations=1", "eval.num_samples=0")
