@@ -276,7 +276,8 @@ def test_packed_rows_have_the_log_probs_of_single_ones(architecture):
     for row, (start, end) in enumerate(zip(batch.prompt_lengths.tolist(), batch.lengths.tolist(), strict=True)):
         single = TokenBatch(batch.tokens[row : row + 1, :end], *(torch.tensor([n]) for n in (start, end)))
         alone = policy.log_probs(single, 0.7)
-        assert (found.log_probs[row, : end - start] - alone.log_probs[0]).abs().max() < 1e-6
+        rounding = 1e-5 if architecture == "windowed" else 1e-6  # both attend by a mask, over unlike numbers of rows
+        assert (found.log_probs[row, : end - start] - alone.log_probs[0]).abs().max() < rounding
         assert not found.log_probs[row, end - start :].any()
     gradients = [torch.autograd.grad(p.log_probs(batch, 0.7).log_probs.sum(), p.parameters()) for p in (packed, policy)]
     for one, other in zip(*gradients, strict=True):
