@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from policies.checkpoint_folder import read_json
-from rlinf_embodied.algorithms.imitation import Demonstrations
+from rlinf_embodied.algorithms.demonstrations import Demonstrations
 from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import compose, compose_train
 from rlinf_embodied.config import Critic, PolicyConfig

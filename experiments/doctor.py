@@ -13,13 +13,12 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from experiments.setup.rendering import manual_instructions, nvidia_hint, probe_rendering, read_system
+from experiments.setup.rendering import ask, manual_instructions, nvidia_hint, probe_rendering, read_system
 
 GIB = 2**30
 LEAST_MEMORY_BYTES = 3 * GIB  # two workers with a simulator, and the driver
@@ -72,20 +71,6 @@ class Finding:
     state: State
     found: str
     fix: str = ""
-
-
-def ask(code: str, timeout_s: float = 180.0) -> tuple[str, str]:
-    """Returns what a piece of Python prints last, and what went wrong (an empty text if nothing did)."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return "", f"no answer within {timeout_s:.0f} s"
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        return "", said[-1] if said else f"the process ended with code {done.returncode}"
-    return done.stdout.strip().splitlines()[-1], ""
 
 
 def check_libraries() -> Finding:
@@ -147,13 +132,13 @@ def probe(part: str) -> Finding:
 
 def check_vulkan() -> Finding:
     """Returns the Vulkan device that SAPIEN renders a picture with."""
-    rendering = probe_rendering(picture=True)
-    if not rendering.works:
+    device, why = probe_rendering(picture=True)
+    if why:
         fix = f"make setup, or {manual_instructions(read_system())}"
-        return Finding("Vulkan", State.broken, rendering.output, f"{nvidia_hint()} {fix}".strip())
-    if "llvmpipe" not in rendering.device:
-        return Finding("Vulkan", State.ok, rendering.device)
-    found = f"{rendering.device} (software: a CPU renders)"
+        return Finding("Vulkan", State.broken, why, f"{nvidia_hint()} {fix}".strip())
+    if "llvmpipe" not in device:
+        return Finding("Vulkan", State.ok, device)
+    found = f"{device} (software: a CPU renders)"
     return Finding("Vulkan", State.slow if nvidia_hint() else State.ok, found, nvidia_hint())
 
 

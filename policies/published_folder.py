@@ -11,7 +11,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import ClassVar
@@ -73,6 +73,35 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             "file is damaged; copy it again or give an earlier checkpoint"
         )
     return tensors
+
+
+def load_weights(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    where: Path,
+    dtype: torch.dtype,
+    keep_float32: Callable[[str], bool] = lambda name: False,
+    hint: str = "",
+) -> None:
+    """Makes the tensors of a folder those of a module, in eval mode; some keep float32 whatever the `dtype`.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown, or of another shape; `hint` is added.
+    """
+    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes = ((name, shape) for name, shape in wanted.items() if given.get(name, shape) != shape)
+    wrong = {
+        "missing": sorted(wanted.keys() - given.keys()),
+        "unknown": sorted(given.keys() - wanted.keys()),
+        "of another shape": [f"{name} {list(given[name])} instead of {list(shape)}" for name, shape in shapes],
+    }
+    if any(wrong.values()):
+        said = "; ".join(f"{len(names)} {kind}, first {names[0]}" for kind, names in wrong.items() if names)
+        raise CheckpointError(f"the weights in {where} do not fit its config.json: {said}. Copy both again{hint}")
+    cast = {name: t.to(torch.float32 if keep_float32(name) else dtype) for name, t in tensors.items()}
+    module.load_state_dict(cast, assign=True)
+    module.eval()
 
 
 def read_described(

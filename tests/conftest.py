@@ -103,10 +103,10 @@ def _missing_accelerator() -> str:
 
 def _missing_renderer() -> str:
     """Returns why SAPIEN cannot render here, an empty text if it can; under RLINF_REQUIRE_SIM=1 it must."""
-    found = probe_rendering()
-    if found.works:
+    _, why = probe_rendering()
+    if not why:
         return ""
-    reason = f"SAPIEN finds no Vulkan device ({found.output}): run make setup"
+    reason = f"SAPIEN finds no Vulkan device ({why}): run make setup"
     if os.environ.get("RLINF_REQUIRE_SIM") == "1":
         raise pytest.UsageError(reason)
     return reason

@@ -1,15 +1,14 @@
 """Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Real workloads (auto_cases.py).
 
-python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [warmup=0] [next_best=0]
+python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [next_best=0]
                                  [out=docs/results/auto.json] [overrides of train_vla.py or train_llm_math.py]
 
 For each workload the stages are profiled.  Then every preset plan and the picked plan train the same config from the
 same policy, iteration by iteration in alternation; with next_best=2 also the two best plans of other shapes.  Printed,
 and written as JSON and Markdown to `out`: predicted against measured seconds per iteration of each plan; whether the
 picked one is the fastest, or within 3 % of it, or within the spread of the measurement (otherwise the exit code is 1);
-and the share of an iteration that the busiest worker spent in no stage.  With warmup=2 two iterations of a plan run
-before each timed one: a worker's first iteration after another plan's is slower, which matters if iterations are short.
-With plan.max_staleness=1 algorithm.tis_cap=2.0 the picked plan may run ahead.
+and the share of an iteration that the busiest worker spent in no stage.  With plan.max_staleness=1
+algorithm.tis_cap=2.0 the picked plan may run ahead.
 
 The first six take about 17 minutes on two cores.  Overrides apply to every workload of a run.
 """
@@ -58,7 +57,6 @@ class Options:
 
     cases: str = ""
     iterations: int = 3
-    warmup: int = 0
     next_best: int = 0
     out: str = ""
 
@@ -93,11 +91,7 @@ def composed(words: Sequence[str]) -> TrainConfig | MathConfig:
 
 
 def run_case(
-    overrides: Sequence[str],
-    count: int,
-    names: Sequence[str] = (),
-    next_best: int = 0,
-    warmup: int = 0,
+    overrides: Sequence[str], count: int, names: Sequence[str] = (), next_best: int = 0
 ) -> tuple[dict[str, Outcome], float]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto.
 
@@ -108,7 +102,6 @@ def run_case(
         count: iterations of each plan.
         names: of the presets, all if there are none.
         next_best: how many plans are added that the planner ranks behind the picked one (next 1, ...).
-        warmup: iterations before each one that is timed.
 
     Raises:
         ConfigError: the overrides are wrong, or there is one device.
@@ -126,7 +119,7 @@ def run_case(
         plans = presets(overrides, pricer, names) | {"auto": replace(ranked[0].plan, name="auto")}
         behind = enumerate(ranked[1 : 1 + next_best], start=1)
         plans |= {f"next {k}": replace(entry.plan, name=f"next {k}") for k, entry in behind}
-        return _trained(job, workflow, plans, pricer, session, begin, count, warmup), profile_s
+        return _trained(job, workflow, plans, pricer, session, begin, count), profile_s
     finally:
         session.close()
 
@@ -202,7 +195,6 @@ def _trained(
     first: Session,
     begin: Callable[[], Session],
     count: int,
-    warmup: int,
 ) -> dict[str, Outcome]:
     """Alternates the plans' iterations; each plan has separate workers, which are stopped while another runs.
 
@@ -220,8 +212,8 @@ def _trained(
         arms = {}
         for name, executor in executors.items():
             others = [session for other, session in sessions.items() if other != name]
-            steps = iterations(job, executor, (before + count) * (1 + warmup))
-            arms[name] = partial(timed_iteration, steps, others, warmup)
+            steps = iterations(job, executor, before + count)
+            arms[name] = partial(timed_iteration, steps, others)
         found = alternate(arms, count, warm_up=before, quiet=True)
         return {
             name: outcome(simulate(plan, pricer), plan, found[name], digest_of(executors[name]))
@@ -294,9 +286,7 @@ def measure(run: Run[Options]) -> Report:
         print(f"{case}: {' '.join(words)}", flush=True)
         with judge(words):
             asked = [*words, *run.overrides]
-            measured[case], profile_s = run_case(
-                asked, own.iterations, names=FEW.get(case, ()), next_best=own.next_best, warmup=own.warmup
-            )
+            measured[case], profile_s = run_case(asked, own.iterations, FEW.get(case, ()), own.next_best)
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
         print(f"the profile took {profile_s:.0f} s", flush=True)
         outside = (f"{name} {found.outside_stages.median:.1%}" for name, found in measured[case].items())

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from experiments.examples.small_pi import word_tokenizer
 from policies.checkpoint_folder import write_json
 from policies.openvla.config import config_of
 from policies.openvla.folder import Checkpoint, write_checkpoint
@@ -58,7 +58,9 @@ def write_small(own: Options) -> Path:
         folder / PREPROCESSOR,
         {"image_resize_strategy": "resize-naive", "input_sizes": sizes, "means": _HALF, "stds": _HALF},
     )
-    _tokenizer(own.instruction).save(str(folder / TOKENIZER))
+    words = {word: _FIRST_WORD + i for i, word in enumerate(dict.fromkeys(prompt_for(own.instruction).split()))}
+    vocabulary = {"<unk>": 0, "<s>": BOS_TOKEN, "</s>": STOP_TOKEN, **words}
+    word_tokenizer(vocabulary, "<s>").save(str(folder / TOKENIZER))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(own.seed)
         network = OpenVLA(config_of(_shapes(own)))
@@ -99,15 +101,6 @@ def _shapes(own: Options) -> dict[str, object]:
             "pad_token_id": _PAD,
         },
     }
-
-
-def _tokenizer(instruction: str) -> Tokenizer:
-    text = list(dict.fromkeys(prompt_for(instruction).split()))
-    vocabulary = {"<unk>": 0, "<s>": BOS_TOKEN, "</s>": STOP_TOKEN, **{w: _FIRST_WORD + i for i, w in enumerate(text)}}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS_TOKEN)])
-    return tokenizer
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def write_small(own: Options) -> Path:
         statistics = {name: recorded[name] for name in statistics}
     words = list(dict.fromkeys(own.instruction.split()))
     vocabulary = {token: number for number, token in enumerate((*_SPECIAL, *words))}
-    _tokenizer(vocabulary).save(str(backbone / "tokenizer.json"))
+    word_tokenizer(vocabulary, "<bos>").save(str(backbone / "tokenizer.json"))
     write_json(backbone / "tokenizer_config.json", {"pad_token": "<pad>"})
     smolvla = own.family == Family.smolvla
     write_json(backbone / (CONFIG if smolvla else SIZES), _smolvlm(own) if smolvla else _sizes(own))
@@ -72,10 +72,8 @@ def write_small(own: Options) -> Path:
     made = read_processors(folder, config).with_statistics(tensors, {})
     with seeded(own.seed):
         network = new_network(config)
-        for parameter in network.trained(
-            language=True, vision=True
-        ):  # the first ones of published networks are smaller:
-            if parameter.ndim > 1:  # a narrow one would return nearly the same for everything
+        for parameter in network.trained(language=True, vision=True):
+            if parameter.ndim > 1:  # with the smaller ones of published networks a narrow one returns much the same
                 nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
     files = {path.name: path.read_bytes() for path in backbone.iterdir()}
     tokenizer = PaddedTokenizer(backbone, made.max_length, made.longest)
@@ -84,10 +82,12 @@ def write_small(own: Options) -> Path:
     return folder
 
 
-def _tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+def word_tokenizer(vocabulary: dict[str, int], begin: str) -> Tokenizer:
+    """Returns a tokenizer of whole words; `begin` is put before each text."""
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    first = [(begin, vocabulary[begin])]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=first)
     return tokenizer
 
 

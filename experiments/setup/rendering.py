@@ -42,17 +42,9 @@ if "--picture" in sys.argv:
     scene.update_render()
     camera.take_picture()
     assert camera.get_picture("Color").shape == (16, 16, 4)
-print(sapien.render.get_device_summary())
+lines = sapien.render.get_device_summary().splitlines()
+print(", ".join(line.removeprefix("GPU:").strip() for line in lines if line.startswith("GPU:")))
 """
-
-
-@dataclass(frozen=True)
-class Rendering:
-    """Whether SAPIEN can render here, the device's name (several: comma-separated), and what it said if not."""
-
-    works: bool
-    device: str
-    output: str
 
 
 @dataclass(frozen=True)
@@ -63,17 +55,25 @@ class System:
     version: int
 
 
-def probe_rendering(picture: bool = False, timeout_s: float = 180.0) -> Rendering:
-    """Returns whether SAPIEN finds a Vulkan device; with `picture` it must also render one."""
-    command = [sys.executable, "-c", PROBE, *(["--picture"] if picture else [])]
+def ask(code: str, *arguments: str, timeout_s: float = 180.0) -> tuple[str, str]:
+    """Returns what a piece of Python prints last, and what went wrong (an empty text if nothing did)."""
+    command = [sys.executable, "-c", code, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return Rendering(False, "", f"no answer within {timeout_s:.0f} s")
-    devices = [line.removeprefix("GPU:").strip() for line in done.stdout.splitlines() if line.startswith("GPU:")]
-    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    reason = said[-1] if said else f"the process ended with code {done.returncode}"
-    return Rendering(done.returncode == 0, ", ".join(devices), "" if done.returncode == 0 else reason)
+        return "", f"no answer within {timeout_s:.0f} s"
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        return "", said[-1] if said else f"the process ended with code {done.returncode}"
+    return (done.stdout.strip().splitlines() or [""])[-1], ""
+
+
+def probe_rendering(picture: bool = False) -> tuple[str, str]:
+    """Returns the Vulkan devices (several: comma-separated) that SAPIEN finds, and why it cannot render, "" if it can.
+
+    With `picture` it must also render one.
+    """
+    return ask(PROBE, *(["--picture"] if picture else []))
 
 
 def has_opengl() -> bool:
@@ -180,27 +180,27 @@ class Options:
 
 def make_render(own: Options) -> int:
     """Returns the exit code."""
-    found, opengl = probe_rendering(), has_opengl()
-    print(f"Vulkan: {found.device if found.works else 'no usable device (' + found.output + ')'}")
+    (device, why), opengl = probe_rendering(), has_opengl()
+    print(f"Vulkan: {f'no usable device ({why})' if why else device}")
     if not opengl:
         print("OpenGL: neither EGL nor OSMesa is installed, with which MuJoCo's simulators render")
-    if found.works and opengl and not own.dry:
+    if not why and opengl and not own.dry:
         return 0
-    if not found.works and (hint := nvidia_hint()):
+    if why and (hint := nvidia_hint()):
         print(hint)
-    wanted = [*(() if found.works and not own.dry else VULKAN), *(() if opengl and not own.dry else OPENGL)]
+    wanted = [*(VULKAN if why or own.dry else ()), *(() if opengl and not own.dry else OPENGL)]
     system, is_root = read_system(), os.geteuid() == 0 or own.dry
     if not (is_root and install(system, wanted, own.dry)):
         problem = "could not be installed" if is_root else "needs root to be installed"
         print(f"error: {' '.join(wanted)} {problem}: {manual_instructions(system)}", file=sys.stderr)
-        return int(not found.works)
+        return int(bool(why))
     if own.dry:
         return 0
-    found = probe_rendering(picture=True)
-    if not found.works:
-        print(f"error: SAPIEN still cannot render ({found.output}): {manual_instructions(system)}", file=sys.stderr)
+    device, why = probe_rendering(picture=True)
+    if why:
+        print(f"error: SAPIEN still cannot render ({why}): {manual_instructions(system)}", file=sys.stderr)
         return 1
-    print(f"Vulkan: {found.device} ({' '.join(wanted)} installed; a picture was rendered)")
+    print(f"Vulkan: {device} ({' '.join(wanted)} installed; a picture was rendered)")
     return 0
 
 

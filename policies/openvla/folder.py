@@ -28,6 +28,7 @@ from policies.openvla.oft import L1Head, OpenVLAOFT, ProprioProjector
 from policies.published_folder import (
     OWN_FILES,
     link_weights,
+    load_weights,
     plain_weights,
     read_tensors,
     write_parts,
@@ -73,7 +74,7 @@ def read_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpo
     network, tensors = empty_network(config), {}
     for file in files:
         tensors |= read_tensors(file)
-    _load(network, tensors, folder, dtype)
+    load_weights(network, tensors, folder, dtype)
     network.renew_buffers()
     path = folder / STATISTICS
     return Checkpoint(folder, config, read_json(path, WHOLE) if path.is_file() else config.statistics, network)
@@ -98,12 +99,12 @@ def with_oft(checkpoint: Checkpoint, options: OpenVLAOptions, chunk: int) -> Ope
     if options.head is Head.l1:
         tensors = _read_side_file(checkpoint.folder, "action_head")
         head = L1Head(network.dim, _length(tensors, "model.fc2.bias", dim))
-        _load(head, tensors, checkpoint.folder, dtype)
+        load_weights(head, tensors, checkpoint.folder, dtype)
         range_of(statistics, key, dim=head.action_dim)
     if options.proprio:
         tensors = _read_side_file(checkpoint.folder, "proprio_projector")
         projector = ProprioProjector(network.dim, _length(tensors, "fc1.weight", 0, axis=1))
-        _load(projector, tensors, checkpoint.folder, dtype)
+        load_weights(projector, tensors, checkpoint.folder, dtype)
         range_of(statistics, key, "proprio", projector.proprio_dim)
     return OpenVLAOFT(network, chunk, dim, head, projector)
 
@@ -121,16 +122,6 @@ def _read_side_file(folder: Path, part: str) -> dict[str, Tensor]:
 
 def _length(tensors: Mapping[str, Tensor], name: str, otherwise: int, axis: int = 0) -> int:
     return tensors[name].shape[axis] if name in tensors and tensors[name].ndim > axis else otherwise
-
-
-def _load(module: nn.Module, tensors: Mapping[str, Tensor], where: Path, dtype: torch.dtype) -> None:
-    try:
-        module.load_state_dict({name: tensor.to(dtype) for name, tensor in tensors.items()}, assign=True)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"the weights in {where} do not fit: {error}; copy them again, or the {CONFIG} that belongs to them"
-        ) from error
-    module.eval()
 
 
 # ---------------------------------------------------------------------------------------------------------------- write

@@ -24,8 +24,7 @@ from policies.language_folder import weight_files
 from policies.pi.config import CONFIG, Family, PiConfig, read_config
 from policies.pi.network import FlowNetwork, keep_float32, new_network
 from policies.pi.processors import PaddedTokenizer, Processors, read_processors, write_processors
-from policies.published_folder import plain_weights, read_tensors
-from rlinf_embodied.errors import CheckpointError
+from policies.published_folder import load_weights, plain_weights, read_tensors
 
 BACKBONE, _WEIGHTS, _PREFIX = "backbone", "model.safetensors", "model."
 _COPIED = {".json", ".jinja", ".model", ".txt"}  # of a backbone
@@ -65,10 +64,11 @@ def read_checkpoint(folder: Path, backbone: Path | None = None, dtype: torch.dty
         tensors |= read_tensors(file)
     with torch.device("meta"):
         network = new_network(config, tokenizer.image_tokens if config.image_tokens else None)
-    _load(network, _renamed(tensors, config), folder, dtype)
+    hint = f"; sizes other than those of the published backbone belong to {BACKBONE}/"
+    load_weights(network, _renamed(tensors, config), folder, dtype, keep_float32, hint)
     network.renew_buffers()
     files = {path.name: path.read_bytes() for path in sorted(place.iterdir()) if path.suffix in _COPIED}
-    return Checkpoint(folder, config, processors, tokenizer, network.eval(), files)
+    return Checkpoint(folder, config, processors, tokenizer, network, files)
 
 
 def _renamed(tensors: Mapping[str, Tensor], config: PiConfig) -> dict[str, Tensor]:
@@ -93,28 +93,6 @@ def _renamed(tensors: Mapping[str, Tensor], config: PiConfig) -> dict[str, Tenso
     if not smolvla and (_EMBEDDING in found) != (_HEAD in found):  # they are tied, and one of them was left out
         found[_EMBEDDING] = found[_HEAD] = found.get(_EMBEDDING, found.get(_HEAD))  # pyright: ignore[reportArgumentType]
     return found
-
-
-def _load(network: FlowNetwork, tensors: Mapping[str, Tensor], where: Path, dtype: torch.dtype) -> None:
-    wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = {
-        "missing": sorted(wanted.keys() - given.keys()),
-        "unknown": sorted(given.keys() - wanted.keys()),
-        "of another shape": [
-            f"{name} {list(given[name])} instead of {list(shape)}"
-            for name, shape in wanted.items()
-            if given.get(name, shape) != shape
-        ],
-    }
-    if any(wrong.values()):
-        said = "; ".join(f"{len(names)} {kind}, first {names[0]}" for kind, names in wrong.items() if names)
-        raise CheckpointError(
-            f"the weights in {where} do not fit its {CONFIG}: {said}. Copy both again; sizes other than those of the "
-            f"published backbone belong to {BACKBONE}/"
-        )
-    cast = {name: t.to(torch.float32 if keep_float32(name) else dtype) for name, t in tensors.items()}
-    network.load_state_dict(cast, assign=True)
 
 
 def write_described(checkpoint: Checkpoint, folder: Path) -> None:

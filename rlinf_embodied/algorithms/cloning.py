@@ -19,7 +19,8 @@ from torch import Tensor
 from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import CHUNKS, IMITATION_LOSS
-from rlinf_embodied.algorithms.imitation import Chunks, drawn_noise, require_imitation
+from rlinf_embodied.algorithms.demonstrations import Chunks
+from rlinf_embodied.algorithms.imitation import drawn_noise, require_imitation
 from rlinf_embodied.interfaces.policies import ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.randomness import words

@@ -10,11 +10,10 @@ A minibatch of demonstrations is one slice of every block, as in RL, so that the
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from rlinf_embodied.algorithms import transitions
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
+from rlinf_embodied.algorithms.demonstrations import Chunks, announced
 from rlinf_embodied.algorithms.transitions import Columns, ReplayConfig
 from rlinf_embodied.config import AlgorithmConfig, Reduction, Sharding, Source, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
@@ -39,158 +39,7 @@ from rlinf_embodied.runtime.host import StepContext
 
 _OPTIMIZER, _WHOLE, _HEAD = "policy_optimizer", "whole_optimizer", "head_optimizer"  # in a checkpoint
 _NOISE = "noise"  # what a flow policy's loss draws
-_ROWS = 64  # of a call that computes without a gradient
-_AHEAD = 4  # minibatches whose images are decoded in the background
 _Loss = Callable[[ImitationPolicy], Tensor]
-
-
-class Chunks(Protocol):
-    """M chunks of one data block, in memory or not."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def source(self) -> int:
-        """Which of the config's sources they come from."""
-        ...
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Any]) -> Self:
-        """Returns the chunks of one source in several parts, in order."""
-        ...
-
-    @property
-    def lengths(self) -> dict[int, int]:
-        """The number of chunks of each source, in order."""
-        ...
-
-    @property
-    def proprio(self) -> Tensor:
-        """Proprioception at the beginning of every chunk, float32 [M, P]."""
-        ...
-
-    @property
-    def privileged(self) -> Tensor | None:
-        """The simulator's state at the beginning of every chunk, float32 [M, Q]; None where no simulator ran."""
-        ...
-
-    def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
-        """Returns these chunks, in this order, with or without their images."""
-        ...
-
-    def prefetch(self, index: Sequence[int] | Tensor) -> None:
-        """Announces that these chunks are needed soon."""
-        ...
-
-
-@dataclass(slots=True)
-class Demonstrations:
-    """M chunks in memory; see Chunks."""
-
-    observation: Observation  # M rows
-    actions: Tensor  # float32 [M, C, A]
-    object_positions: Tensor | None = None  # float32 [M, 3]
-    is_pad: Tensor | None = None  # bool [M, C], actions beyond the episode's end; None: there are none
-    source: int = 0
-
-    def __len__(self) -> int:
-        return len(self.actions)
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Demonstrations]) -> Demonstrations:
-        positions, is_pad = [part.object_positions for part in parts], [part.is_pad for part in parts]
-        if any(mask is not None for mask in is_pad):
-            nothing = lambda part: torch.zeros(part.actions.shape[:2], dtype=torch.bool)  # noqa: E731
-            is_pad = [nothing(part) if part.is_pad is None else part.is_pad for part in parts]
-        return cls(
-            Observation.concatenate([part.observation for part in parts]),
-            torch.cat([part.actions for part in parts]),
-            None if None in positions else torch.cat(cast(list[Tensor], positions)),
-            None if None in is_pad else torch.cat(cast(list[Tensor], is_pad)),
-            parts[0].source,
-        )
-
-    @property
-    def lengths(self) -> dict[int, int]:
-        return {self.source: len(self)}
-
-    @property
-    def proprio(self) -> Tensor:
-        return self.observation.proprio
-
-    @property
-    def privileged(self) -> Tensor | None:
-        return self.observation.privileged
-
-    def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
-        index = index.tolist() if isinstance(index, Tensor) else list(index)
-        pick = lambda column: None if column is None else column[index]  # noqa: E731
-        observation, actions = self.observation if images else self.observation.without_images(), self.actions[index]
-        observation = observation.rows(index)
-        return Demonstrations(observation, actions, pick(self.object_positions), pick(self.is_pad), self.source)
-
-    def prefetch(self, index: Sequence[int] | Tensor) -> None:
-        return
-
-    def targets(self, device: torch.device | str, helpers: bool = False) -> dict[str, Tensor]:
-        """Returns what an imitation loss is handed with the actions; `helpers` teach the frozen part."""
-        found = {ACTION_IS_PAD: self.is_pad, "object_position": self.object_positions if helpers else None}
-        return {name: column.to(device) for name, column in found.items() if column is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class _Several:
-    """Chunks of several sources, one after the other; see Chunks."""
-
-    parts: Sequence[Chunks]
-    source: int = -1
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Chunks]) -> _Several:
-        return cls(parts)
-
-    @property
-    def lengths(self) -> dict[int, int]:
-        return {part.source: len(part) for part in self.parts}
-
-    @property
-    def proprio(self) -> Tensor:
-        return torch.cat([part.proprio for part in self.parts])
-
-    @property
-    def privileged(self) -> Tensor | None:
-        columns = [part.privileged for part in self.parts]
-        return None if None in columns else torch.cat(cast(list[Tensor], columns))
-
-    def _split(self, index: Sequence[int] | Tensor) -> Iterator[tuple[Chunks, Tensor, Tensor]]:
-        """Yields each part with its own numbers of some chunks, and their positions within `index`."""
-        wanted, first = torch.as_tensor(index), 0
-        for part in self.parts:
-            at = ((wanted >= first) & (wanted < first + len(part))).nonzero()[:, 0]
-            if len(at):
-                yield part, wanted[at] - first, at
-            first += len(part)
-
-    def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
-        found = [(part.rows(own, images), at) for part, own, at in self._split(index)]
-        order = torch.cat([at for _, at in found]).argsort()
-        return Demonstrations.concatenate([part for part, _ in found]).rows(order)
-
-    def prefetch(self, index: Sequence[int] | Tensor) -> None:
-        for part, own, _ in self._split(index):
-            part.prefetch(own)
-
-
-def join(parts: Sequence[Chunks]) -> Chunks:
-    """Returns several demonstrations as one, source by source."""
-    of_source: dict[int, list[Chunks]] = {}
-    for part in parts:
-        of_source.setdefault(part.source, []).append(part)
-    joined = [type(group[0]).concatenate(group) for group in of_source.values()]
-    return joined[0] if len(joined) == 1 else _Several(joined)
 
 
 def sizes(reducer: Reducer, data: Mapping[int, Chunks | Tensor | Sequence]) -> dict[int, int]:
@@ -453,7 +302,7 @@ class FineTuning(_Imitating):
             batches = ({block: piece[k] for block, piece in pieces.items()} for k in range(number))
         else:
             batches = minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)
-        for k, rows in enumerate(batches if self._features else _announced(batches, data)):
+        for k, rows in enumerate(batches if self._features else announced(batches, data)):
             learner.lr = one_cycle(epoch * number + k, epochs * number, peak, algorithm.warmup)
             fitted.add(learner.step(rows, passes))
         learner.publish()
@@ -495,7 +344,7 @@ class FineTuning(_Imitating):
         if size * sum(map(len, data.values())) > self.max_feature_bytes:
             return
         for block, shown in data.items():
-            parts = [self._encoded(part.observation) for part in _parts(shown)]
+            parts = [self._encoded(part.observation) for part in shown.in_parts()]
             self._features[block] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _encoded(self, observation: Observation) -> Features:
@@ -507,7 +356,7 @@ class FineTuning(_Imitating):
         if self._features:
             return {b: self._policy.pooled(features) for b, features in self._features.items()}
         pooled = lambda part: self._policy.pooled(self._encoded(part.observation))  # noqa: E731
-        return {b: torch.cat([pooled(part) for part in _parts(shown)]) for b, shown in data.items()}
+        return {b: torch.cat([pooled(part) for part in shown.in_parts()]) for b, shown in data.items()}
 
     def _sums(self, whole: bool, epoch: int, data: Chunks, block: int, index: Tensor) -> LossSums:
         cached = None if whole else self._features.get(block)
@@ -553,7 +402,7 @@ class FineTuning(_Imitating):
         sums = {}
         for block, held in data.items():
             sums[block] = torch.zeros(4, dtype=torch.float64)  # losses, errors and entries of actions, chunks
-            for part in () if held is None else _parts(held):
+            for part in () if held is None else held.in_parts():
                 features, actions = self._encoded(part.observation), part.actions.to(self._device)
                 targets = self._noise("held out", range(len(actions))) | part.targets(self._device)
                 loss = self._policy.imitation_loss(features, actions, targets)
@@ -564,22 +413,3 @@ class FineTuning(_Imitating):
         if not chunks:
             return {}
         return {"losses/held_out_loss": loss / chunks, "losses/held_out_action_error": error / entries}
-
-
-def _parts(data: Chunks) -> Iterator[Demonstrations]:
-    """Yields all chunks in parts of a bearable size."""
-    for k in range(0, len(data), _ROWS):
-        data.prefetch(range(min(k + _ROWS, len(data)), min(k + 2 * _ROWS, len(data))))
-        yield data.rows(range(k, min(k + _ROWS, len(data))))
-
-
-def _announced(batches: Iterator[dict[int, Tensor]], data: Mapping[int, Chunks]) -> Iterator[dict[int, Tensor]]:
-    """Yields minibatches, each after the next _AHEAD have been announced to the data."""
-    waiting: deque[dict[int, Tensor]] = deque()
-    for rows in batches:
-        for block, index in rows.items():
-            data[block].prefetch(index)
-        waiting.append(rows)
-        if len(waiting) > _AHEAD:
-            yield waiting.popleft()
-    yield from waiting

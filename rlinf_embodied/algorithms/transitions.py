@@ -16,6 +16,7 @@ those of all U updates of an iteration, [U, R, ...].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +60,7 @@ class ReplayConfig(AlgorithmConfig):
     policy_method = "sample"
     sees_images: ClassVar[bool] = False  # whether transitions hold images where the env has cameras
     mixes: ClassVar[bool] = False  # whether demonstrations are a share of each batch
+    tolerance: ClassVar[float] = math.inf  # where the policy's action is farther from the expert's, the expert acts
 
     batch_size: int = 256  # transitions per update, an equal part of every block
     capacity: int = 1_000_000  # transitions over all blocks; the oldest ones make room

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.imitation import Demonstrations
+from rlinf_embodied.algorithms.demonstrations import Demonstrations
 from rlinf_embodied.config import EnvConfig, PerturbConfig, PrefixSchedule, WarmStartConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.frame_cache import FrameCache

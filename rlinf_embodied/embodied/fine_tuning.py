@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlinf_embodied.algorithms.imitation import Chunks, Demonstrations, FineTuning, SFTConfig, join, sizes
+from rlinf_embodied.algorithms.demonstrations import Chunks, Demonstrations, join
+from rlinf_embodied.algorithms.imitation import FineTuning, SFTConfig, sizes
 from rlinf_embodied.algorithms.on_policy import OnPolicy
 from rlinf_embodied.config import TrainConfig, WarmStartConfig
 from rlinf_embodied.data.frame_cache import FrameCache

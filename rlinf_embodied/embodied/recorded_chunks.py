@@ -9,22 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.imitation import Demonstrations
+from rlinf_embodied.algorithms.demonstrations import Chunks, Demonstrations
 from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.data.recorded import ACTION, RecordedDataset
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedChunks:
-    """The chunks that start at frames [M] of a dataset; see Chunks."""
+class RecordedChunks(Chunks):
+    """The chunks that start at frames [M] of a dataset."""
 
     dataset: RecordedDataset
     frames: np.ndarray  # int64 [M]
     spec: EnvSpec  # what observations and chunks look like
     cache: FrameCache
     source: int = 0
-    privileged: None = None  # no simulator ran
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -33,10 +32,6 @@ class RecordedChunks:
     def concatenate(cls, parts: Sequence[RecordedChunks]) -> RecordedChunks:
         first, frames = parts[0], np.concatenate([part.frames for part in parts])
         return cls(first.dataset, frames, first.spec, first.cache, first.source)
-
-    @property
-    def lengths(self) -> dict[int, int]:
-        return {self.source: len(self)}
 
     @property
     def proprio(self) -> Tensor:

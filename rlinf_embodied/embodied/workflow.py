@@ -25,7 +25,6 @@ env, policy -> actor         as above, unless the low-level policy is frozen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -152,7 +151,7 @@ def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object
             *(env, seed),
             transitions=columns,
             expert_iterations=plan.expert_iterations,
-            tolerance=getattr(algorithm, "tolerance", math.inf),
+            tolerance=algorithm.tolerance,
             counts_actions=config.run.has_boards,
         ),
         POLICY: model,

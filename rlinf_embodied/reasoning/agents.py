@@ -65,14 +65,17 @@ class _Session:
 class AgentEpisodes:
     """The episodes of K problems, G of each, as their agents drive them."""
 
-    def __init__(self, asked: Sequence[Asked], group_size: int, config: MathConfig, codec: PromptCodec) -> None:
-        """Starts a server and the agents."""
+    def __init__(
+        self, asked: Sequence[Asked], group_size: int, config: MathConfig, codec: PromptCodec, most: int | None
+    ) -> None:
+        """Starts a server and the agents; a row has up to `most` tokens, its prompt included."""
         agent, longest = agent_of(config.agent), config.generation.max_new_tokens
         assert agent is not None
         self._group_size, self._config = group_size, config.agent
         self._changed = threading.Condition()
         self._closed = False
-        self._sessions = [_Session(Episode(one, g, codec, longest)) for one in asked for g in range(group_size)]
+        begun = lambda one, g: Episode(one, g, codec, longest, most, each_turn=True)  # noqa: E731
+        self._sessions = [_Session(begun(one, g)) for one in asked for g in range(group_size)]
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.episodes = self
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -113,7 +116,10 @@ class AgentEpisodes:
                 raise ValueError(f"this is request {session.episode.turns + 1} of agent.{self._config.max_requests=}")
             prompt = session.episode.ask(chat)
             if prompt is None:
-                raise ValueError("there is no room for these messages and a reply: context_length_exceeded")
+                raise ValueError(
+                    "there is no room for these messages and a reply: context_length_exceeded (the model's "
+                    "context, or algorithm.tokens_per_microbatch)"
+                )
             session.asked = prompt
             self._changed.notify_all()
             self._changed.wait_for(lambda: session.asked is None or self._closed)
@@ -156,6 +162,10 @@ class AgentEpisodes:
         failed = [session.error for session in self._sessions if session.error]
         if len(failed) == len(self._sessions):
             raise ConfigError(f"agent._target_ failed in all of {len(failed)} episodes:\n{failed[0]}\nCorrect it there")
+        if failed:
+            _LOG.warning(
+                "%d of %d agents failed, and earn nothing; the first:\n%s", len(failed), len(self._sessions), failed[0]
+            )
         for session in self._sessions:
             if not session.episode.rows:
                 about, error = session.episode.problem.question[:80], session.error or "without an error"

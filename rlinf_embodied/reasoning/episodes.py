@@ -69,13 +69,19 @@ class Row:
 class Episode:
     """One sample of a problem, turn by turn."""
 
-    def __init__(self, asked: Asked, sample: int, codec: PromptCodec, longest: int) -> None:
-        """Begins without a turn; a row has up to `longest` tokens behind its prompt."""
+    def __init__(
+        self, asked: Asked, sample: int, codec: PromptCodec, longest: int, most: int | None, *, each_turn: bool
+    ) -> None:
+        """Begins without a turn.
+
+        Args:
+            longest: tokens behind a row's prompt, or with `each_turn` of every turn.
+            most: of a row, its prompt included; None: no limit.
+        """
         self.problem, self.first = asked
         self.sample, self.rows, self.turns = sample, list[Row](), 0
         self.text = ""  # of the last turn
-        self._codec, self._longest = codec, longest
-        self._room = 0  # of the turn that was asked for
+        self._codec, self._longest, self._most, self._each_turn = codec, longest, most, each_turn
 
     def begin(self) -> None:
         """Asks for a turn after the problem's own prompt."""
@@ -89,9 +95,9 @@ class Episode:
             more = self._codec.encode_next_turn([*row.prompt, *row.tokens], chat)
         if row is None or more is None:
             row, more = Row(tuple(self._codec.encode_chat(chat))), []
-        whole, context = len(row.prompt) + len(row.tokens) + len(more), self._codec.context_length
-        room = self._longest - len(row.tokens) - len(more)
-        room = room if context is None else min(room, context - whole)
+        whole = len(row.prompt) + len(row.tokens) + len(more)
+        room = self._longest - (0 if self._each_turn else len(row.tokens) + len(more))
+        room = room if self._most is None else min(room, self._most - whole)
         if room < 1:
             return None
         place = sum(len(earlier.tokens) for earlier in self.rows) + len(more)
@@ -137,7 +143,8 @@ class ToolEpisodes:
         self._asked, self._group_size = asked, group_size
         self._tool, self._most_turns = tool_of(config.tool), config.tool.num_turns
         longest, template = config.generation.max_new_tokens, PromptTemplate.of(config.data)
-        self._all = [Episode(one, g, codec, longest) for one in asked for g in range(group_size)]
+        limits = longest, codec.context_length
+        self._all = [Episode(one, g, codec, *limits, each_turn=False) for one in asked for g in range(group_size)]
         chats = [codec.chat(template.prompt(problem), problem.history) for problem, _ in asked]
         self._chats = [chat for chat in chats for _ in range(group_size)]
         self._next: list[tuple[int, Prompt]] = []  # episodes that are not over, and their turns' prompts
@@ -231,12 +238,15 @@ def run_episodes(policy: LanguagePolicy, episodes: Episodes, block: GenerationBl
     return episodes.completions(version)
 
 
-def episodes_of(asked: Sequence[Asked], group_size: int, config: MathConfig, codec: PromptCodec) -> Episodes:
-    """Returns new episodes: an agent's where there is one."""
+def episodes_of(
+    asked: Sequence[Asked], group_size: int, config: MathConfig, codec: PromptCodec, most: int | None = None
+) -> Episodes:
+    """Returns new episodes: an agent's where there is one; their rows have up to `most` tokens, and the context's."""
     if config.agent._target_ is not None:
         from rlinf_embodied.reasoning.agents import AgentEpisodes  # it has a server
 
-        return AgentEpisodes(asked, group_size, config, codec)
+        limits = [limit for limit in (most, codec.context_length) if limit is not None]
+        return AgentEpisodes(asked, group_size, config, codec, min(limits, default=None))
     return ToolEpisodes(asked, group_size, config, codec)
 
 
@@ -267,7 +277,8 @@ class EpisodeStage(HoldsNoMemory):
             if (given_up := self._episodes.pop(block, None)) is not None:  # of an attempt that was not finished
                 given_up.close()
             asked = self._prompts.batch(start + block * count, count, position.pools)
-            self._episodes[block] = episodes_of(asked, size, self._config, self._codec)
+            most = self._config.algorithm.tokens_per_microbatch
+            self._episodes[block] = episodes_of(asked, size, self._config, self._codec, most)
         return {block: self._episodes[block].turn() for block in blocks}
 
     def step(

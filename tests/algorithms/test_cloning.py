@@ -16,7 +16,7 @@ from training_faults import lost, once
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import CHUNKS, IMITATION_LOSS
 from rlinf_embodied.algorithms.cloning import CloningTerm
-from rlinf_embodied.algorithms.imitation import Demonstrations
+from rlinf_embodied.algorithms.demonstrations import Demonstrations
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.embodied.fine_tuning import CloningLearner

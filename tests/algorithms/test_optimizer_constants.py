@@ -12,7 +12,8 @@ from policies.actor_critic import ActorCritic
 from policies.openvla.policy import OpenVLAPolicy
 from policies.soft_actor import SoftActor
 from policies.state_policy import StatePolicy
-from rlinf_embodied.algorithms.imitation import BehaviourCloningConfig, Demonstrations, FineTuning, Imitation, SFTConfig
+from rlinf_embodied.algorithms.demonstrations import Demonstrations
+from rlinf_embodied.algorithms.imitation import BehaviourCloningConfig, FineTuning, Imitation, SFTConfig
 from rlinf_embodied.algorithms.iql import IQL, IQLConfig
 from rlinf_embodied.algorithms.ppo import PPO, PPOConfig
 from rlinf_embodied.algorithms.sac import SAC, SACConfig

@@ -14,7 +14,7 @@ from runs import SFT, cluster, tiny
 from torch import Tensor
 
 from envs.point_reach import STEP
-from rlinf_embodied.algorithms.imitation import Demonstrations
+from rlinf_embodied.algorithms.demonstrations import Demonstrations
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.data.frame_cache import FrameCache

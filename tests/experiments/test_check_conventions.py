@@ -20,7 +20,7 @@ from experiments.check_conventions import (
 )
 from experiments.examples import small_pi
 from policies.pi.policy import PiPolicy
-from rlinf_embodied.algorithms.imitation import Demonstrations
+from rlinf_embodied.algorithms.demonstrations import Demonstrations
 from rlinf_embodied.compose import compose_export
 from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset

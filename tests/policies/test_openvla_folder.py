@@ -135,9 +135,9 @@ def test_a_missing_shard_is_named(written, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({PROJECTION: None}, rf"Missing key\(s\) in state_dict: .{PROJECTION}"),
-        ({"value_head.weight": torch.zeros(2)}, r"Unexpected key\(s\) in state_dict: .value_head.weight"),
-        ({PROJECTION: torch.zeros(3, 2)}, rf"size mismatch for {PROJECTION}: .*\[3, 2\]"),
+        ({PROJECTION: None}, rf"1 missing, first {PROJECTION}"),
+        ({"value_head.weight": torch.zeros(2)}, r"1 unknown, first value_head.weight"),
+        ({PROJECTION: torch.zeros(3, 2)}, rf"{PROJECTION} \[3, 2\] instead of"),
         ({PROJECTION: torch.full((160, 40), torch.nan)}, rf"values of {PROJECTION} are NaN or infinite"),
     ],
     ids=["missing", "unknown", "shape", "nan"],
@@ -185,7 +185,7 @@ def test_side_files_must_be_there_once_and_whole(tmp_path):
     name = "module.model.fc1.bias"
     for changed, message in (
         ({**tensors, name: torch.full((16,), torch.inf)}, f"values of {name} are NaN or infinite"),
-        ({key: value for key, value in tensors.items() if key != name}, r"Missing key\(s\) in state_dict: .model.fc1"),
+        ({key: value for key, value in tensors.items() if key != name}, r"1 missing, first model.fc1"),
         ([1.0], r"action_head--0_checkpoint.pt cannot be read"),
     ):
         torch.save(changed, path)

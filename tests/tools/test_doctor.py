@@ -5,7 +5,6 @@ import sys
 import pytest
 
 from experiments import doctor
-from experiments.setup.rendering import Rendering
 
 
 def test_what_is_broken_decides_the_exit_code(capsys):
@@ -21,10 +20,10 @@ def test_what_is_broken_decides_the_exit_code(capsys):
 @pytest.mark.parametrize(
     ("rendering", "hint", "state"),
     [
-        (Rendering(True, "NVIDIA H100", ""), "", "ok"),
-        (Rendering(True, "llvmpipe (LLVM 15)", ""), "", "ok"),
-        (Rendering(True, "llvmpipe (LLVM 15)", ""), "An NVIDIA GPU is here", "slow"),
-        (Rendering(False, "", "no device"), "", "broken"),
+        (("NVIDIA H100", ""), "", "ok"),
+        (("llvmpipe (LLVM 15)", ""), "", "ok"),
+        (("llvmpipe (LLVM 15)", ""), "An NVIDIA GPU is here", "slow"),
+        (("", "no device"), "", "broken"),
     ],
 )
 def test_software_rendering_is_slow_only_where_a_gpu_could_do_it(monkeypatch, rendering, hint, state):

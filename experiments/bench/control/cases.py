@@ -26,9 +26,13 @@ from pathlib import Path
 class Case:
     """One training."""
 
-    words: tuple[str, ...]  # of the command
+    text: str  # the words of the command
     source: str = ""  # the case whose checkpoint it begins with; "": none
     given: str = "data"  # the word that takes this checkpoint
+
+    @property
+    def words(self) -> list[str]:
+        return self.text.split()
 
     @property
     def unit(self) -> str:
@@ -38,94 +42,66 @@ class Case:
 
 UNSEEN = "6201,6202,6203"  # seeds that no setting was chosen by
 COMMON = ("cluster=serial", "eval.num_episodes=100", "checkpoint.keep=1")
-_PENDULUM = (
-    *(
-        "env=gymnasium",
-        "policy=soft_actor",
-        "env.id=Pendulum-v1",
-        "env.horizon=200",
-        "env.block_size=8",
-        "policy.options.hidden_size=64",
-    ),
-    "algorithm.lr=1e-3",
-)
-_CRITICS = ("algorithm.critic_hidden_size=64", "algorithm.value_lr=1e-3")
-_IQL = (*_CRITICS, "algorithm=iql", "algorithm.advantage_scale=0.1", "algorithm.expectile=0.8")
-_PICK = (
-    "env=maniskill_pick",
-    "policy=soft_actor",
-    "env.cameras=[]",
-    "env.options.robot=null",
-    "env.options.objects_in_proprio=true",
-)
-_DAGGER = ("algorithm=dagger", "algorithm.expert_steps=3200", "algorithm.updates_per_step=2", "algorithm.lr=1e-3")
-# its authors' ten critics of 256 units and twenty updates per step are too much for a core
-_RLPD = (
-    *(
-        "env=point_reach",
-        "policy=soft_actor",
-        "env.cameras=[]",
-        "env.reward=sparse",
-        "env.horizon=20",
-        "env.block_size=8",
-    ),
-    *("algorithm=rlpd", "algorithm.expert_steps=1000", "algorithm.warmup_steps=500", "algorithm.batch_size=128"),
-    *("algorithm.updates_per_step=4", "algorithm.policy_period=4", "algorithm.num_critics=5"),
-    *("algorithm.critic_hidden_size=64", "policy.options.hidden_size=64"),
-)
-_GRASP = (
-    *("algorithm=rlpd", "env.reward=sparse", "env.hold_steps=1", "run.exact=exact", "algorithm.compile=true"),
-    *("algorithm.num_critics=2", "algorithm.target_critics=2", "algorithm.policy_period=1", "algorithm.gamma=0.9"),
-    *("algorithm.updates_per_step=0.5", "algorithm.expert_steps=20000", "algorithm.warmup_steps=1600"),
-    *("env.num_envs=32", "env.block_size=32", "env.chunks_per_rollout=10"),
-)
-_TWO_LEVELS = {"given": "warm_start.checkpoint"}
-_HIGH = (
-    *("warm_start.from_scratch=false", "hierarchy.algorithm.lr=1e-3", "hierarchy.algorithm.epochs=6"),
-    "hierarchy.algorithm.num_minibatches=4",
-)
-_POINT = (
-    *("env=point_reach", "policy=actor_critic", "env.cameras=[]", "env.chunk=4", "env.horizon=40"),
-    "env.chunks_per_rollout=10",
-)
-_LOW_POINT = (
-    *("algorithm.target_kl=null", "algorithm.lr=1e-3", "algorithm.epochs=6", "algorithm.num_minibatches=4"),
-    *("algorithm.gamma=0.95", "algorithm.bootstrap_at_timeout=true", "algorithm.critic_warmup_iterations=0"),
-)
-_GAP = (
-    *("env.options.gap=0.7", "env.reward=sparse", "env.num_envs=128", "env.block_size=32", *_HIGH),
-    *("hierarchy.every=2", "hierarchy.columns=[2,3]", "hierarchy.goal_low=[-1,-1]", "hierarchy.goal_high=[1,1]"),
-)
-_REACHER = (
-    *("env=gymnasium", "env.id=Reacher-v5", "policy=actor_critic", "algorithm=ppo_mujoco", "env.horizon=50"),
-    *("env.num_envs=32", "env.block_size=16", "env.chunks_per_rollout=100", "env.carry_over=false"),
-)
-_TARGET = (  # columns 4 and 5 are the target, 8 and 9 the finger's place minus it
-    *("hierarchy.every=10", "hierarchy.columns=[4,5]", "hierarchy.way_columns=[8,9]", "hierarchy.way_to_goal=false"),
-    *("hierarchy.goal_low=[-0.2,-0.2]", "hierarchy.goal_high=[0.2,0.2]", *_HIGH),
-)
-_WHERE = (  # columns 16 to 18 are the goal, 19 to 21 the way to it
-    *("env.cameras=[]", "policy=soft_actor", "env.chunk=1", "env.num_envs=64", "env.block_size=32", *_HIGH),
-    *("env.chunks_per_rollout=50", "env.reward=dense", "env.success_bonus=0", "env.hold_steps=0"),
-    *("hierarchy.every=10", "hierarchy.columns=[16,17,18]", "hierarchy.way_columns=[19,20,21]"),
-    *(
-        "hierarchy.goal_low=[-0.1,-0.1,0.02]",
-        "hierarchy.goal_high=[0.1,0.1,0.32]",
-        "hierarchy.policy.options.initial_std=0.5",
-    ),
-)
+_PENDULUM = """env=gymnasium policy=soft_actor env.id=Pendulum-v1 env.horizon=200 env.block_size=8
+    policy.options.hidden_size=64 algorithm.lr=1e-3"""
+_CRITICS = "algorithm.critic_hidden_size=64 algorithm.value_lr=1e-3"
+_PICK = """env=maniskill_pick policy=soft_actor env.cameras=[] env.options.robot=null
+    env.options.objects_in_proprio=true"""
+_HIGH = """warm_start.from_scratch=false hierarchy.algorithm.lr=1e-3 hierarchy.algorithm.epochs=6
+    hierarchy.algorithm.num_minibatches=4"""
+_POINT = """env=point_reach policy=actor_critic env.cameras=[] env.chunk=4 env.horizon=40
+    env.chunks_per_rollout=10"""
+_REACHER = """env=gymnasium env.id=Reacher-v5 policy=actor_critic algorithm=ppo_mujoco env.horizon=50
+    env.num_envs=32 env.block_size=16 env.chunks_per_rollout=100 env.carry_over=false run.num_iterations=60"""
+_TWO_LEVELS = "warm_start.checkpoint"
 CASES: dict[str, Case] = {
-    "sac": Case((*_PENDULUM, *_CRITICS, "algorithm=sac", "algorithm.warmup_steps=500", "run.num_iterations=90")),
-    "iql": Case((*_PENDULUM, *_IQL, "run.num_iterations=6"), "sac"),
-    "bc": Case((*_PENDULUM, "algorithm=bc", "run.num_iterations=4"), "sac"),
-    "dagger": Case((*_PICK, *_DAGGER, "run.num_iterations=95")),
-    "rlpd": Case((*_RLPD, "run.num_iterations=80")),
-    "grasp": Case((*_PICK, *_GRASP, "run.num_iterations=400")),
-    "low_gap": Case((*_POINT, *_LOW_POINT, "run.num_iterations=40")),
-    "gap": Case((*_POINT, *_GAP, "run.num_iterations=80"), "low_gap", **_TWO_LEVELS),
-    "low_target": Case((*_REACHER, "run.num_iterations=60")),
-    "target": Case((*_REACHER, *_TARGET, "run.num_iterations=60"), "low_target", **_TWO_LEVELS),
-    "pick": Case((*_PICK, *_WHERE, "run.num_iterations=150"), "dagger", **_TWO_LEVELS),
+    "sac": Case(f"{_PENDULUM} {_CRITICS} algorithm=sac algorithm.warmup_steps=500 run.num_iterations=90"),
+    "iql": Case(
+        f"""{_PENDULUM} {_CRITICS} algorithm=iql algorithm.advantage_scale=0.1 algorithm.expectile=0.8
+        run.num_iterations=6""",
+        "sac",
+    ),
+    "bc": Case(f"{_PENDULUM} algorithm=bc run.num_iterations=4", "sac"),
+    "dagger": Case(
+        f"""{_PICK} algorithm=dagger algorithm.expert_steps=3200 algorithm.updates_per_step=2 algorithm.lr=1e-3
+        run.num_iterations=95"""
+    ),
+    # its authors' ten critics of 256 units and twenty updates per step are too much for a core
+    "rlpd": Case("""env=point_reach policy=soft_actor env.cameras=[] env.reward=sparse env.horizon=20 env.block_size=8
+        algorithm=rlpd algorithm.expert_steps=1000 algorithm.warmup_steps=500 algorithm.batch_size=128
+        algorithm.updates_per_step=4 algorithm.policy_period=4 algorithm.num_critics=5
+        algorithm.critic_hidden_size=64 policy.options.hidden_size=64 run.num_iterations=80"""),
+    "grasp": Case(f"""{_PICK} algorithm=rlpd env.reward=sparse env.hold_steps=1 run.exact=exact algorithm.compile=true
+        algorithm.num_critics=2 algorithm.target_critics=2 algorithm.policy_period=1 algorithm.gamma=0.9
+        algorithm.updates_per_step=0.5 algorithm.expert_steps=20000 algorithm.warmup_steps=1600
+        env.num_envs=32 env.block_size=32 env.chunks_per_rollout=10 run.num_iterations=400"""),
+    "low_gap": Case(f"""{_POINT} algorithm.target_kl=null algorithm.lr=1e-3 algorithm.epochs=6
+        algorithm.num_minibatches=4 algorithm.gamma=0.95 algorithm.bootstrap_at_timeout=true
+        algorithm.critic_warmup_iterations=0 run.num_iterations=40"""),
+    "gap": Case(
+        f"""{_POINT} env.options.gap=0.7 env.reward=sparse env.num_envs=128 env.block_size=32 {_HIGH}
+        hierarchy.every=2 hierarchy.columns=[2,3] hierarchy.goal_low=[-1,-1] hierarchy.goal_high=[1,1]
+        run.num_iterations=80""",
+        "low_gap",
+        _TWO_LEVELS,
+    ),
+    "low_target": Case(_REACHER),
+    # columns 4 and 5 are the target, 8 and 9 the finger's place minus it
+    "target": Case(
+        f"""{_REACHER} hierarchy.every=10 hierarchy.columns=[4,5] hierarchy.way_columns=[8,9]
+        hierarchy.way_to_goal=false hierarchy.goal_low=[-0.2,-0.2] hierarchy.goal_high=[0.2,0.2] {_HIGH}""",
+        "low_target",
+        _TWO_LEVELS,
+    ),
+    # columns 16 to 18 are the goal, 19 to 21 the way to it
+    "pick": Case(
+        f"""{_PICK} env.chunk=1 env.num_envs=64 env.block_size=32 {_HIGH} env.chunks_per_rollout=50 env.reward=dense
+        env.success_bonus=0 env.hold_steps=0 hierarchy.every=10 hierarchy.columns=[16,17,18]
+        hierarchy.way_columns=[19,20,21] hierarchy.goal_low=[-0.1,-0.1,0.02] hierarchy.goal_high=[0.1,0.1,0.32]
+        hierarchy.policy.options.initial_std=0.5 run.num_iterations=150""",
+        "dagger",
+        _TWO_LEVELS,
+    ),
 }
 
 

@@ -40,41 +40,19 @@ from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.workflow import training_workflow as language_workflow
 
-TOY = (
-    "env=point_reach",
-    "plan=collocated",
-    "env.num_envs=32",
-    "policy.options.hidden_size=32",
-    "policy.options.num_layers=1",
-    "policy.options.num_heads=2",
-    "policy.options.stem_width=16",
-    "policy.options.keypoints=4",
-    "algorithm.critic_warmup_iterations=0",
-    "algorithm.target_kl=null",
-)
-SHORT = (  # sums that 200 steps of fine-tuning make solvable now and then
-    "data.level=sum1-2-9",
-    "plan=collocated",
-    "warm_start.steps=200",
-    "warm_start.num_examples=2048",
-    "generation.max_new_tokens=24",
-    "policy.context_length=48",
-)
-SHARDED = ("algorithm.sharding=fsdp2", "run.exact=false")
-ADAPTERS = ("policy.precision=bfloat16", "policy.lora.rank=8", "run.exact=false")
-LARGE = (  # 0.15 billion parameters with a critic of the same size
-    "algorithm=ppo",
-    "algorithm.critic_warmup_iterations=0",
-    "algorithm.tokens_per_microbatch=16384",
-    "policy.hidden_size=1024",
-    "policy.num_layers=12",
-    "policy.num_heads=16",
-    "policy.intermediate_size=2816",
-    "policy.context_length=128",
-    "generation.max_new_tokens=64",
-    "generation.rows_per_batch=256",
-    "generation.max_num_seqs=256",
-)
+TOY = """env=point_reach plan=collocated env.num_envs=32 policy.options.hidden_size=32 policy.options.num_layers=1
+    policy.options.num_heads=2 policy.options.stem_width=16 policy.options.keypoints=4
+    algorithm.critic_warmup_iterations=0 algorithm.target_kl=null"""
+# sums that 200 steps of fine-tuning make solvable now and then
+SHORT = """data.level=sum1-2-9 plan=collocated warm_start.steps=200 warm_start.num_examples=2048
+    generation.max_new_tokens=24 policy.context_length=48"""
+SHARDED = "algorithm.sharding=fsdp2 run.exact=false"
+ADAPTERS = "policy.precision=bfloat16 policy.lora.rank=8 run.exact=false"
+# 0.15 billion parameters with a critic of the same size
+LARGE = """algorithm=ppo algorithm.critic_warmup_iterations=0 algorithm.tokens_per_microbatch=16384
+    policy.hidden_size=1024 policy.num_layers=12 policy.num_heads=16 policy.intermediate_size=2816
+    policy.context_length=128 generation.max_new_tokens=64 generation.rows_per_batch=256
+    generation.max_num_seqs=256"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +92,7 @@ def physics(config: TrainConfig) -> dict[str, object]:
 
 def trained_toy(kind: str) -> tuple[dict[str, Tensor], float]:
     """Returns (weights on the CPU, largest log-ratio at the start) after two iterations on a kind of device."""
-    config = compose_train(TOY)
+    config = compose_train(TOY.split())
     with tempfile.TemporaryDirectory() as folder:
         policy = load_target(config.policy._target_)(config.policy, make_env(config.env, 1, "cpu").spec, 0)
         save_policy(cast(Policy, policy), Path(folder), config.env, config.policy)
@@ -135,14 +113,14 @@ def compared(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> dict[st
     return {"max_abs_weight_difference": differences[worst], "where": worst}
 
 
-def trained_language(kind: str, folder: str, overrides: tuple[str, ...] = (), count: int = 3) -> dict[str, object]:
+def trained_language(kind: str, folder: str, overrides: str = "", count: int = 3) -> dict[str, object]:
     """Trains a model folder for some iterations on one device.
 
     Returns:
         "weights" on the CPU, "seconds" and "tokens_per_s" of the last iteration, "mismatch": the largest difference of
         log-probs between generation and training, over all iterations.
     """
-    config = compose_math([*SHORT, f"policy.folder={folder}", *overrides])
+    config = compose_math([*SHORT.split(), f"policy.folder={folder}", *overrides.split()])
     with in_this_process(language_workflow(config, folder), config.plan.variants, kind) as executor:
         mismatch, seconds, tokens, start = 0.0, 0.0, 0.0, time.perf_counter()
         for _, metrics in iterations(job_of(config), executor, count):
@@ -155,7 +133,7 @@ def trained_language(kind: str, folder: str, overrides: tuple[str, ...] = (), co
 
 def language_on(kind: str) -> dict[str, object]:
     """Returns the results of short trainings of a language model on a kind of device, compared with the CPU's."""
-    start = starting_folder(compose_math(SHORT), in_process=True)  # a CPU fine-tunes it, or it lies in the cache
+    start = starting_folder(compose_math(SHORT.split()), in_process=True)  # fine-tuned by a CPU, or in the cache
     runs = {
         "cpu": trained_language("cpu", start),
         kind: trained_language(kind, start),
@@ -164,7 +142,7 @@ def language_on(kind: str) -> dict[str, object]:
     }
     if kind != "cpu":  # hours there
         with tempfile.TemporaryDirectory() as folder:
-            CausalLM.tiny(compose_math([*SHORT, *LARGE]).policy, seed=0).save(Path(folder))  # random weights
+            CausalLM.tiny(compose_math(f"{SHORT} {LARGE}".split()).policy, seed=0).save(Path(folder))  # random weights
             runs["large"] = trained_language(kind, folder, LARGE)
     weights = {name: cast("dict[str, Tensor]", run.pop("weights")) for name, run in runs.items()}
     differences = {f"cpu against {kind}": compared(weights["cpu"], weights[kind])}

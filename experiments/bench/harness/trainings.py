@@ -90,15 +90,10 @@ def outside_stages(spans: Iterable[Span], seconds: float) -> float:
 
 
 def timed_iteration(
-    steps: Iterator[tuple[IterationResult, dict[str, float]]], others: Iterable[Session] = (), warmup: int = 0
+    steps: Iterator[tuple[IterationResult, dict[str, float]]], others: Iterable[Session]
 ) -> tuple[float, float]:
-    """Runs the next iteration; returns its seconds and the share of them that was spent in no stage.
-
-    The workers of `others` rest meanwhile; those of this one, which rested before, run `warmup` iterations first.
-    """
+    """Runs the next iteration while the workers of `others` rest; returns its seconds, and their share in no stage."""
     with resting(others):
-        for _ in range(warmup):
-            next(steps)
         start = time.perf_counter()
         result, _ = next(steps)
         seconds = time.perf_counter() - start

@@ -10,11 +10,10 @@ second is one of the whole step.  Writes <out>.json and <out>.md.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
@@ -35,19 +34,16 @@ from experiments.bench.harness import (
     ratios,
 )
 from experiments.bench.llm.trl_peer import require_trl
-from experiments.bench.llm.work import Work, greedy_accuracy, make_start
-from rlinf_embodied.errors import ConfigError
+from experiments.bench.llm.work import Step, Work, greedy_accuracy, make_start, read_steps
+from rlinf_embodied.config.checks import require
 
 HEADER = ("arm", "tokens/s", "s per step", "tokens per step", "accuracy")
 
-
-# ----------------------------------------------------------------------------------------------------------------- arms
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What was done in one step."""
-
-    at: float  # seconds on a clock of this machine, at the end of the step
-    tokens: int  # generated
+ARMS = {  # module, and what it does
+    "trl_1": ("trl_peer", "TRL, one process, one thread"),
+    "bare_1": ("bare", "the no-framework baseline, one process, one thread"),
+    "ours_1": ("ours", "ours, one device"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,57 +54,6 @@ class Measured:
     s_per_step: float
     tokens_per_step: float
     accuracy: float  # greedy, after the last step
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """A way to do the work."""
-
-    what: str
-    module: str
-
-
-ARMS = {
-    "trl_1": Arm("TRL, one process, one thread", "trl_peer"),
-    "bare_1": Arm("the no-framework baseline, one process, one thread", "bare"),
-    "ours_1": Arm("ours, one device", "ours"),
-}
-
-
-def run_arm(arm: Arm, work: Work, steps: int, folder: Path) -> None:
-    """Runs an arm to its end in `folder`.
-
-    Raises:
-        ConfigError: it cannot be started.
-        WorkerError: it failed.
-    """
-    folder.mkdir(parents=True)
-    env = {**dict.fromkeys(ONE_THREAD, "1"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    bound = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-m"]
-    command = [f"experiments.bench.llm.{arm.module}", *work.arguments(), f"steps={steps}", f"out={folder}"]
-    Child(arm.what, [*bound, *command], folder / "log.txt", env).wait()
-
-
-def read_steps(folder: Path) -> list[Step]:
-    """Returns the steps that an arm left."""
-    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [Step(**line) for line in lines]
-
-
-def measured(steps: Sequence[Step], skipped: int, accuracy: float) -> Measured:
-    """Returns what a run came to after its first `skipped` steps.
-
-    Raises:
-        ConfigError: no steps are left.
-    """
-    timed = steps[skipped:]
-    if not timed or skipped < 1:
-        raise ConfigError(
-            f"skip is {skipped} of {len(steps)} steps, but the time of a step is counted from the end of the one "
-            "before: skip at least one, and fewer than steps"
-        )
-    seconds, tokens = timed[-1].at - steps[skipped - 1].at, sum(step.tokens for step in timed)
-    return Measured(tokens / seconds, seconds / len(timed), tokens / len(timed), accuracy)
 
 
 Runs = Mapping[str, Sequence[Measured]]
@@ -128,25 +73,45 @@ class Options(Work):
     out: str = ""
 
 
-def run_arms(own: Options, arms: Mapping[str, Arm]) -> Runs:
+def run_arm(name: str, work: Work, steps: int, folder: Path) -> None:
+    """Runs an arm to its end in `folder`.
+
+    Raises:
+        ConfigError: it cannot be started.
+        WorkerError: it failed.
+    """
+    module, what = ARMS[name]
+    folder.mkdir(parents=True)
+    env = {**dict.fromkeys(ONE_THREAD, "1"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    bound = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-m"]
+    command = [f"experiments.bench.llm.{module}", *work.arguments(), f"steps={steps}", f"out={folder}"]
+    Child(what, [*bound, *command], folder / "log.txt", env).wait()
+
+
+def measured(steps: Sequence[Step], skipped: int, accuracy: float) -> Measured:
+    """Returns what a run came to after its first `skipped` steps.
+
+    Raises:
+        ConfigError: no steps are left.
+    """
+    timed = steps[skipped:]
+    rule = f"there are {len(steps)} steps, and one is timed from the end of the one before"
+    require(bool(timed) and skipped >= 1, "skip", skipped, rule, "skip at least one, and fewer than steps")
+    seconds, tokens = timed[-1].at - steps[skipped - 1].at, sum(step.tokens for step in timed)
+    return Measured(tokens / seconds, seconds / len(timed), tokens / len(timed), accuracy)
+
+
+def run_arms(own: Options, names: Iterable[str]) -> Runs:
     """Runs every arm once per round, one after the other."""
     folder = Path(own.folder).resolve() / time.strftime("%Y%m%d_%H%M%S")
-    numbers = {name: count() for name in arms}
 
-    def one(name: str) -> Measured:
-        number = next(numbers[name])
+    def one(name: str, numbers: Iterator[int]) -> Measured:
+        number = next(numbers)
         place = folder / f"{name}_{number}"
-        run_arm(arms[name], replace(own, seed=own.seed + number), own.steps, place)
+        run_arm(name, replace(own, seed=own.seed + number), own.steps, place)
         return measured(read_steps(place), own.skip, greedy_accuracy(place / "model", own, own.tests))
 
-    def said(number: int, name: str, last: Measured) -> None:
-        print(
-            f"round {number}, {name}: {last.tokens_per_s:,.0f} tokens/s, {last.s_per_step:.3f} s per step, "
-            f"accuracy {last.accuracy:.3f}",
-            flush=True,
-        )
-
-    return alternate({name: partial(one, name) for name in arms}, own.rounds, said=said)
+    return alternate({name: partial(one, name, count()) for name in names}, own.rounds)
 
 
 # --------------------------------------------------------------------------------------------------------------- report
@@ -190,7 +155,7 @@ def report(run: Run[Options], found: Runs) -> Report:
         f"the first {own.skip} are not timed, {own.rounds} rounds. Medians (smallest - largest).",
         table,
         "\n".join(f"- {goal}" for goal in reached),
-        "\n".join(f"- {name}: {ARMS[name].what}" for name in found),
+        "\n".join(f"- {name}: {ARMS[name][1]}" for name in found),
     ]
     return Report(
         content={"work": asdict(Work.of(own)), "arms": found, "goals": reached},
@@ -212,4 +177,4 @@ def measure(run: Run[Options]) -> Report:
 BENCHMARK = Benchmark("llm", Options, measure)
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    BENCHMARK.main()

@@ -36,27 +36,14 @@ QUICK = ("eval.num_problems=50", "eval.num_samples=0", "checkpoint.every=0")
 def overrides(work: Work, steps: int, out: Path) -> list[str]:
     """Returns what makes our config that of the work."""
     rows = work.prompts * work.group  # one worker needs no portions
-    return [
-        f"run.dir={out / 'run'}",
-        f"run.num_iterations={steps}",
-        f"run.seed={work.seed}",
-        "run.exact=exact",  # the other arms' processes are not pinned either
-        "policy=folder",
-        f"policy.folder={work.start}",
-        f"data.level={work.level}",
-        f"generation.max_new_tokens={work.new_tokens}",
-        f"generation.temperature={work.temperature}",
-        f"generation.rows_per_block={rows}",
-        f"generation.rows_per_batch={rows}",
-        f"generation.max_num_seqs={rows}",
-        f"algorithm.prompts_per_iteration={work.prompts}",
-        f"algorithm.group_size={work.group}",
-        f"algorithm.lr={work.lr}",
-        f"algorithm.clip_low={work.clip}",
-        f"algorithm.clip_high={work.clip}",
-        f"algorithm.max_grad_norm={work.max_grad_norm}",
-        *(*SAME, *FASTEST, *QUICK, "cluster=serial", "plan=collocated"),
-    ]
+    words = f"""run.num_iterations={steps} run.seed={work.seed} policy=folder data.level={work.level}
+        generation.max_new_tokens={work.new_tokens} generation.temperature={work.temperature}
+        generation.rows_per_block={rows} generation.rows_per_batch={rows} generation.max_num_seqs={rows}
+        algorithm.prompts_per_iteration={work.prompts} algorithm.group_size={work.group} algorithm.lr={work.lr}
+        algorithm.clip_low={work.clip} algorithm.clip_high={work.clip} algorithm.max_grad_norm={work.max_grad_norm}
+        cluster=serial plan=collocated"""
+    exact = "run.exact=exact"  # the other arms' processes are not pinned either
+    return [*words.split(), f"run.dir={out / 'run'}", f"policy.folder={work.start}", exact, *SAME, *FASTEST, *QUICK]
 
 
 class LoggedJob(ReasoningJob):

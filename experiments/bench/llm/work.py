@@ -138,6 +138,20 @@ def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
 
 
 # --------------------------------------------------------------------------------------------------- what an arm leaves
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was done in one step."""
+
+    at: float  # seconds on a clock of this machine, at the end of the step
+    tokens: int  # generated
+
+
+def read_steps(folder: Path) -> list[Step]:
+    """Returns the steps that an arm left."""
+    lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+    return [Step(**json.loads(line)) for line in lines]
+
+
 class StepLog:
     """Writes one line per step into <folder>/steps.jsonl: end of the step, tokens."""
 

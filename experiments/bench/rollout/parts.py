@@ -11,7 +11,7 @@ stock     the same actions on one stock ManiSkill env, rendering every step
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -24,10 +24,10 @@ from experiments.bench.harness import Timing
 from experiments.bench.harness.trainings import COLLOCATED
 from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.env_stage import EnvStage
+from rlinf_embodied.embodied.env_stage import Controller, EnvStage, Shard
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.interfaces.envs import ChunkResult, Observation, VectorEnv
+from rlinf_embodied.interfaces.envs import ChunkResult, Observation
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import Call, Output, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
@@ -37,14 +37,21 @@ FIRST_STEP = StepContext(0)
 
 
 # --------------------------------------------------------------------------------------------------------------- stages
-class WatchedEnvStage(EnvStage):
-    """The env stage, whose env object can be looked at."""
+class RecordedEnvStage(EnvStage):
+    """The env stage, which keeps what the last rollout asked of its one env object."""
 
-    @property
-    def env(self) -> VectorEnv:
-        """The one env object of an unsharded rollout."""
+    def open(self, step_context: StepContext, blocks: tuple[int, ...]) -> dict[int, Observation | None]:
+        shown = super().open(step_context, blocks)
         (shard,) = self._shards.values()
-        return shard.env
+        self.env = shard.env
+        self.first_seeds = [episode.seed for episode in shard.env.running() if episode is not None]
+        self.chunks: list[tuple[Tensor, Sequence[int] | None, ChunkResult]] = []
+        return shown
+
+    def _advance(self, shard: Shard, actions: Controller, seeds: Sequence[int] | None) -> dict[int, Observation | None]:
+        shown = super()._advance(shard, actions, seeds)
+        self.chunks.append((actions, seeds, shard.results[-1]))
+        return shown
 
 
 class IdleActor(PolicyLearner):
@@ -61,48 +68,14 @@ def bench_config(config: TrainConfig, chunk_steps: int) -> TrainConfig:
 
 
 def bench_workflow(config: TrainConfig, folder: str) -> Workflow:
-    """Returns the training workflow with stages that can be watched; weights stay as they are in the folder."""
+    """Returns the training workflow whose env stage records; weights stay as they are in the folder."""
     workflow = training_workflow(config, folder)
-    targets = {"env": f"{__name__}.WatchedEnvStage", "actor": f"{__name__}.IdleActor"}
+    targets = {"env": f"{__name__}.RecordedEnvStage", "actor": f"{__name__}.IdleActor"}
     stages = {n: replace(s, target=targets.get(n, s.target)) for n, s in workflow.stages.items()}
     return replace(workflow, stages=stages, weight_edges=())
 
 
 # -------------------------------------------------------------------------------------------------------------- process
-class Recording:
-    """What one rollout asks of an env."""
-
-    def __init__(self, env: VectorEnv) -> None:
-        """Records from now on."""
-        self.first_seeds: list[int] = []
-        self.chunks: list[tuple[Tensor, list[int] | None]] = []
-        self.episodes: list[tuple[int, list[Tensor]]] = []  # (seed, actions [A]) in order of their end
-        self.env_steps = 0
-        self._env, self._reset, self._step_chunk = env, env.reset, env.step_chunk
-        self._running: list[tuple[int, list[Tensor]]] = []
-        env.reset, env.step_chunk = self._recorded_reset, self._recorded_chunk  # type: ignore[method-assign]
-
-    def stop(self) -> None:
-        """Gives the env its own methods back."""
-        del self._env.reset, self._env.step_chunk
-
-    def _recorded_reset(self, seeds: list[int], rows: list[int] | None = None) -> Observation:
-        self.first_seeds = [int(seed) for seed in seeds]
-        self._running = [(seed, []) for seed in self.first_seeds]
-        return self._reset(seeds, rows)
-
-    def _recorded_chunk(self, actions: Tensor, next_seeds: list[int] | None = None) -> ChunkResult:
-        result = self._step_chunk(actions, next_seeds)
-        self.chunks.append((actions.clone(), next_seeds))
-        self.env_steps += int(result.valid.sum())
-        for row, (_, made) in enumerate(self._running):
-            made.extend(actions[row][result.valid[row]].unbind(0))
-        for row in result.final_rows:
-            self.episodes.append(self._running[row])
-            self._running[row] = (next_seeds[row] if next_seeds else -1, [])
-        return result
-
-
 class Bench:
     """One process with every piece; each method does one measurement."""
 
@@ -119,10 +92,8 @@ class Bench:
                 worker, "cpu", self._blocks, (self._blocks,), workflow.num_blocks, owners, SoloGroup(), {}
             )
             self._host.add_stage(workflow.stages[name], context)
-        self._env = cast(WatchedEnvStage, self._host.stages["env"]).env
-        self._recording = Recording(self._env)
+        self._stage = cast(RecordedEnvStage, self._host.stages["env"])
         self.rollout()
-        self._recording.stop()
         self._stock = None
 
     def rollout(self) -> Timing:
@@ -147,24 +118,27 @@ class Bench:
 
     def env(self) -> Timing:
         """Runs the rollout's chunks of actions without the policy."""
-        start = time.perf_counter()
-        self._env.reset(self._recording.first_seeds)
-        for actions, seeds in self._recording.chunks:
-            self._env.step_chunk(actions, seeds)
-        return Timing(time.perf_counter() - start, self._recording.env_steps)
+        stage, start = self._stage, time.perf_counter()
+        stage.env.reset(stage.first_seeds)
+        for actions, seeds, _ in stage.chunks:
+            stage.env.step_chunk(actions, seeds)
+        seconds = time.perf_counter() - start
+        return Timing(seconds, sum(int(result.valid.sum()) for _, _, result in stage.chunks))
 
     def stock(self) -> Timing:
-        """Plays the recorded episodes on ManiSkill's own env, resets included, until enough steps are made."""
+        """Plays what the first row did on ManiSkill's own env, resets included, until enough steps are made."""
         if self._stock is None:
             self._stock = _stock_env(self._config)
         steps, start = 0, time.perf_counter()
-        for seed, actions in self._recording.episodes:
-            self._stock.reset(seed=seed)
-            for action in actions[: self._stock_steps - steps]:
+        self._stock.reset(seed=self._stage.first_seeds[0])
+        for actions, seeds, result in self._stage.chunks:
+            for action in actions[0][result.valid[0]][: self._stock_steps - steps]:
                 self._stock.step(action)
                 steps += 1
             if steps >= self._stock_steps:
                 break
+            if 0 in result.final_rows and seeds is not None:
+                self._stock.reset(seed=seeds[0])
         return Timing(time.perf_counter() - start, steps)
 
 

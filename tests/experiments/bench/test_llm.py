@@ -50,7 +50,7 @@ def test_our_trainer_does_the_very_work_of_the_bare_cost(work, tmp_path):
         settings = bare.Settings if arm is bare else llm_work.ArmSettings
         arm.train(settings.of(work, steps=3, out=str(tmp_path / arm.__name__)))
     folders = [tmp_path / arm.__name__ for arm in (bare, ours)]
-    made, expected = ([step.tokens for step in bench_llm.read_steps(folder)] for folder in folders[::-1])
+    made, expected = ([step.tokens for step in llm_work.read_steps(folder)] for folder in folders[::-1])
     assert made == expected
     models = [CausalLM.load(folder / "model") for folder in folders]
     for a, b in zip(*(model.parameters() for model in models), strict=True):
@@ -61,7 +61,7 @@ def test_our_trainer_does_the_very_work_of_the_bare_cost(work, tmp_path):
 @needs_trl
 def test_trl_trains_on_the_prompts_of_each_step(work, tmp_path):
     run("trl_peer", *work.arguments(), "steps=2", f"out={tmp_path}")
-    steps = bench_llm.read_steps(tmp_path)
+    steps = llm_work.read_steps(tmp_path)
     assert len(steps) == 2
     assert all(4 * 4 <= step.tokens <= 4 * 4 * 8 for step in steps)
     CausalLM.load(tmp_path / "model")
@@ -69,7 +69,7 @@ def test_trl_trains_on_the_prompts_of_each_step(work, tmp_path):
 
 # ---------------------------------------------------------------------------------------------------------- the numbers
 def steps_of(seconds: float, tokens: int, count: int = 4):
-    return [bench_llm.Step(i * seconds, tokens) for i in range(1, count + 1)]
+    return [llm_work.Step(i * seconds, tokens) for i in range(1, count + 1)]
 
 
 def test_speed_is_counted_from_the_end_of_the_skipped_steps():

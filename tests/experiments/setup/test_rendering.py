@@ -62,7 +62,7 @@ def test_other_systems_are_left_to_a_person(apt_root, name, version):
 
 @pytest.mark.parametrize("works", [False, True])
 def test_without_root_it_says_what_is_missing_and_stops_if_vulkan_is(monkeypatch, capsys, works):
-    monkeypatch.setattr(rendering, "probe_rendering", lambda picture=False: rendering.Rendering(works, "", ""))
+    monkeypatch.setattr(rendering, "probe_rendering", lambda picture=False: ("", "" if works else "no device"))
     monkeypatch.setattr(rendering, "has_opengl", lambda: not works)
     monkeypatch.setattr(rendering, "read_system", lambda: rendering.System("debian", 12))
     monkeypatch.setattr(rendering, "install", lambda *_: pytest.fail("it must not install"))
@@ -76,7 +76,7 @@ def test_without_root_it_says_what_is_missing_and_stops_if_vulkan_is(monkeypatch
 
 def test_what_is_missing_alone_is_installed(monkeypatch):
     installed = []
-    monkeypatch.setattr(rendering, "probe_rendering", lambda picture=False: rendering.Rendering(True, "gpu", ""))
+    monkeypatch.setattr(rendering, "probe_rendering", lambda picture=False: ("gpu", ""))
     monkeypatch.setattr(rendering, "has_opengl", lambda: False)
     monkeypatch.setattr(rendering, "install", lambda _, packages, dry: not installed.extend(packages))
     monkeypatch.setattr("os.geteuid", lambda: 0)
@@ -87,6 +87,6 @@ def test_what_is_missing_alone_is_installed(monkeypatch):
 def test_a_machine_without_drivers_is_found_out(monkeypatch):
     for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # the loader's two ways to be told where drivers are
         monkeypatch.setenv(name, "/nowhere.json")
-    found = rendering.probe_rendering()
-    assert not found.works
-    assert found.output
+    device, why = rendering.probe_rendering()
+    assert not device
+    assert why
