@@ -96,14 +96,15 @@ def run_iteration(
         "rollout/formatted": sum(group.formatted for group in groups) / completions,
         "rollout/uniform_groups": sum(group.zero_variance for group in groups) / len(groups),
         "rollout/length": sum(lengths) / completions,
-        **{f"rollout/length_p{q}": float(np.percentile(lengths, q)) for q in (50, 90, 99)},
         "rollout/longest": float(max(lengths)),
         "rollout/truncated": sum(report.truncated for report in generated) / completions,
         "rollout/tokens": float(sum(lengths)),
         "rollout/completions": float(completions),
-        "rollout/turns": sum(report.turns for report in generated) / completions,
         "rollout/rounds": float(num_rounds(result)),
     }
+    metrics |= {f"charts/length_p{q}": float(np.percentile(lengths, q)) for q in (50, 90, 99)}
+    if source == "episodes":
+        metrics["rollout/turns"] = sum(report.turns for report in generated) / completions
     for name in groups[0].named:
         metrics[f"reward/{name}"] = sum(group.named[name] for group in groups) / completions
     if executor.plan.staleness:
