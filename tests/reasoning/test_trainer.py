@@ -83,8 +83,9 @@ def test_it_trains_and_says_so(straight, tmp_path) -> None:
     summary = json.loads((straight() / "summary.json").read_text())
     rows = metric_rows(straight())
     assert summary["tokens"] == rows[-1]["global_step"] == sum(row["rollout/tokens"] for row in rows)
-    assert all(row["charts/tokens_per_s_per_device"] >= row["charts/tokens_per_s"] for row in rows)  # on one device
-    assert rows[0]["charts/update_tflop_per_s_per_device"] > 0
+    first = json.loads((straight() / "metrics.jsonl").read_text().partition("\n")[0])
+    assert first["charts/tokens_per_s_per_device"] >= first["charts/tokens_per_s"]  # on one device
+    assert first["charts/update_tflop_per_s_per_device"] > 0
     assert rows[0]["charts/length_p50"] <= rows[0]["charts/length_p99"] <= rows[0]["rollout/longest"]
     assert (summary["problems"], summary["num_eval_problems"]) == (32, 8)
     assert summary["weights_sha256"] != weights_sha256(CausalLM.load(clone(tiny_math())).module.state_dict())
