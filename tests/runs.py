@@ -216,5 +216,5 @@ def weights_of(folder: Path) -> str:
 def metric_rows(folder: Path) -> list[dict]:
     """Returns what metrics.jsonl says about the training, without anything that was timed."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("time/", "system/", "charts/SPS", "charts/tokens_per_s")
+    timed = ("time/", "system/", "charts/SPS", "charts/tokens_per_s", "charts/update_tflop_per_s")
     return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows]

@@ -82,19 +82,15 @@ CASES = {
 def our_config(name: str, case: Case, compile: bool) -> TrainConfig:
     """Returns the training of "mujoco" or "sac" that SB3's defaults describe, its passes compiled or not."""
     own = {
-        "mujoco": [
-            *("policy=actor_critic", "algorithm=ppo_mujoco", f"algorithm.num_minibatches={case.steps // MINIBATCH}"),
-            *("policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
-            *("algorithm.lr_end_fraction=1.0", "algorithm.value_clip=null", "algorithm.value_coef=1.0"),
-        ],
-        "sac": ["policy=soft_actor", "algorithm=sac", f"algorithm.warmup_steps={WARM_UP * case.steps}"],
+        "mujoco": f"""policy=actor_critic algorithm=ppo_mujoco algorithm.num_minibatches={case.steps // MINIBATCH}
+            policy.options.normalize_observations=false policy.options.normalize_returns=false
+            algorithm.lr_end_fraction=1.0 algorithm.value_clip=null algorithm.value_coef=1.0""",
+        "sac": f"policy=soft_actor algorithm=sac algorithm.warmup_steps={WARM_UP * case.steps}",
     }
-    words = [
-        *("env=gymnasium", f"env.id={case.task}", *own[name], "cluster=serial", "run.exact=exact"),
-        *(f"env.num_envs={case.num_envs}", f"env.block_size={case.num_envs}"),
-        *(f"env.chunks_per_rollout={case.steps // case.num_envs}", f"algorithm.compile={str(compile).lower()}"),
-    ]
-    config = compose_train(words)
+    words = f"""env=gymnasium env.id={case.task} {own[name]} cluster=serial run.exact=exact
+        env.num_envs={case.num_envs} env.block_size={case.num_envs} algorithm.compile={str(compile).lower()}
+        env.chunks_per_rollout={case.steps // case.num_envs}"""
+    config = compose_train(words.split())
     return replace(config, warm_start=replace(config.warm_start, cache_dir=tempfile.mkdtemp(prefix="sb3-")))
 
 

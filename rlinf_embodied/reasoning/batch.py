@@ -130,12 +130,15 @@ class LogProbs:
 class GenerationReport:
     """What the driver learns of generation; `finish_s` as StageSpec.at_once asks for it."""
 
-    tokens: int
+    lengths: tuple[int, ...]  # sampled tokens of each row
     completions: int
     truncated: int
-    longest: int
     turns: int
     finish_s: dict[int, float]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
 
 
 def generation_report(made: Collection[Completions], finish_s: dict[int, float]) -> GenerationReport:
@@ -145,7 +148,7 @@ def generation_report(made: Collection[Completions], finish_s: dict[int, float])
     ended = sum(int(group.ended.sum()) for group in groups)
     turns = sum(completions.turns or len(completions.texts) for completions in made)
     number = sum(len(completions.texts) for completions in made)
-    return GenerationReport(sum(sampled), number, len(sampled) - ended, max(sampled), turns, finish_s)
+    return GenerationReport(tuple(sampled), number, len(sampled) - ended, turns, finish_s)
 
 
 def _counts(group: Group) -> list[int]:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
+
 from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
@@ -92,20 +94,22 @@ def run_iteration(
     result = executor.run(StepContext(iteration, message=start), Follow(following, end))
     source = "episodes" if "episodes" in executor.workflow.stages else "generation"
     generated, groups = result.all_of(source, GenerationReport), in_order(result.all_of("reward", list))
-    completions = sum(report.completions for report in generated)
+    completions, lengths = sum(r.completions for r in generated), [n for r in generated for n in r.lengths]
     metrics = {
         "rollout/accuracy": sum(sum(group.correct) for group in groups) / completions,
         "rollout/reward": sum(group.reward for group in groups) / completions,
         "rollout/formatted": sum(group.formatted for group in groups) / completions,
         "rollout/uniform_groups": sum(group.zero_variance for group in groups) / len(groups),
-        "rollout/length": sum(report.tokens for report in generated) / completions,
-        "rollout/longest": float(max(report.longest for report in generated)),
+        "rollout/length": sum(lengths) / completions,
+        "rollout/longest": float(max(lengths)),
         "rollout/truncated": sum(report.truncated for report in generated) / completions,
-        "rollout/tokens": float(sum(report.tokens for report in generated)),
+        "rollout/tokens": float(sum(lengths)),
         "rollout/completions": float(completions),
-        "rollout/turns": sum(report.turns for report in generated) / completions,
         "rollout/rounds": float(num_rounds(result)),
     }
+    metrics |= {f"charts/length_p{q}": float(np.percentile(lengths, q)) for q in (50, 90, 99)}
+    if source == "episodes":
+        metrics["rollout/turns"] = sum(report.turns for report in generated) / completions
     for name in groups[0].named:
         metrics[f"reward/{name}"] = sum(group.named[name] for group in groups) / completions
     if executor.plan.staleness:

@@ -57,6 +57,7 @@ def test_a_stopped_run_resumed_under_another_plan_ends_as_one_that_never_stopped
     assert latest.resolve().name == "step_000002"
     assert bool(checkpoint.load_tensors(latest, "critic_module")) == ("ppo" in variant)
     assert bool(checkpoint.load_tensors(latest, "policy_module")) == ("lora" in variant)
+    assert (latest / "adapter/adapter_model.safetensors").exists() == ("lora" in variant)
     train(four(tmp_path, *VARIANTS[variant], "plan=disaggregated", "cluster.num_devices=2"))
     same_end(tmp_path, straight(variant))
 
@@ -83,6 +84,10 @@ def test_it_trains_and_says_so(straight, tmp_path) -> None:
     summary = json.loads((straight() / "summary.json").read_text())
     rows = metric_rows(straight())
     assert summary["tokens"] == rows[-1]["global_step"] == sum(row["rollout/tokens"] for row in rows)
+    first = json.loads((straight() / "metrics.jsonl").read_text().partition("\n")[0])
+    assert first["charts/tokens_per_s_per_device"] >= first["charts/tokens_per_s"]  # on one device
+    assert first["charts/update_tflop_per_s_per_device"] > 0
+    assert rows[0]["charts/length_p50"] <= rows[0]["charts/length_p99"] <= rows[0]["rollout/longest"]
     assert (summary["problems"], summary["num_eval_problems"]) == (32, 8)
     assert summary["weights_sha256"] != weights_sha256(CausalLM.load(clone(tiny_math())).module.state_dict())
     low, high = summary["accuracy_after_interval"]

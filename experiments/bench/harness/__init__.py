@@ -5,7 +5,7 @@ measure(run) -> Report <-  alternate(arms)  <-  Child (a command with a log)
 Report                 ->  printed, <out>.json, <out>.md, <out>.png
 """
 
-from experiments.bench.harness.command import Benchmark, Run, chosen, names_of, use_one_thread_per_process
+from experiments.bench.harness.command import Benchmark, Run, chosen, names_of
 from experiments.bench.harness.processes import ONE_THREAD, REPOSITORY, Child, last_lines
-from experiments.bench.harness.report import Report, Table, command_text, machine, write_results
+from experiments.bench.harness.report import Report, Table, command_text
 from experiments.bench.harness.statistics import Goal, Spread, Timing, alternate, ratios
