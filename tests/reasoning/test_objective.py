@@ -292,5 +292,6 @@ def test_a_sequence_longer_than_the_budget_is_named():
 def test_blocks_that_change_their_workers_change_no_bit(monkeypatch, overrides):
     monkeypatch.setattr(actor_stage, "balanced_owners", lambda loads, owners: [*owners[1:], owners[0]])
     config = tiny_math("algorithm.drop_zero_variance_groups=false", *overrides)
-    one, two = (learned(config, number) for number in (1, 2))
+    (one, alone), (two, both) = (learned(config, number) for number in (1, 2))
     assert one == two
+    assert {k: v for k, v in alone.items() if "losses" in k} == {k: v for k, v in both.items() if "losses" in k}
