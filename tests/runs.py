@@ -177,10 +177,10 @@ def executor_for(
 def iterate(
     config: TrainConfig | MathConfig, executor: Executor, number: int, progress: Progress | None = None
 ) -> list[dict[str, float]]:
-    """Runs iterations as a training does, from where it is, and returns their metrics."""
+    """Runs iterations as a training does, from where it is, and returns their metrics, without times."""
     job, progress, found = job_of(config), progress or Progress(), []
     for _ in range(number):
-        found.append(job.run_iteration(executor, progress)[1])
+        found.append(without_times(job.run_iteration(executor, progress)[1]))
         progress.iteration += 1
     return found
 
@@ -216,5 +216,9 @@ def weights_of(folder: Path) -> str:
 def metric_rows(folder: Path) -> list[dict]:
     """Returns what metrics.jsonl says about the training, without anything that was timed."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [without_times(row) for row in rows]
+
+
+def without_times(metrics: dict) -> dict:
     timed = ("time/", "system/", "charts/SPS", "charts/tokens_per_s", "charts/update_tflop_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows]
+    return {name: value for name, value in metrics.items() if not name.startswith(timed)}

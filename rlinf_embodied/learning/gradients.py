@@ -68,9 +68,13 @@ def differentiated(
     hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in parameters]
     try:
         part.loss.backward(inputs=list(parameters))
+        for parameter in parameters:
+            if parameter.grad is not None:  # torch calls no hook of some that have changed their device
+                take(parameter)
     finally:
-        for hook in hooks:
+        for parameter, hook in zip(parameters, hooks, strict=True):
             hook.remove()
+            parameter.grad = None
     if new:
         for place in waiting.values():
             place.zero_()

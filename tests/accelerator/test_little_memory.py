@@ -66,7 +66,7 @@ def test_of_two_stages_that_do_not_fit_together_each_has_the_device_in_its_turn(
 def test_a_stage_that_does_not_fit_alone_ends_the_profile_with_what_was_without_room(sim) -> None:
     session, place = SerialSession(), replace(accelerators(1), memory_bytes=ROOM)
     workflow = workflow_on(place, session)
-    sim.set_limit(sim.memory_allocated(0) + ROOM // 2, 0)
+    sim.set_limit(sim.memory_allocated(0) + ROOM // 3, 0)
     with pytest.raises(
         NoRoomError, match=r"worker 0 \(sim:0\) has no room for .*make blocks, microbatches or the model"
     ):
