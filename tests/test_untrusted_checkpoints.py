@@ -22,8 +22,8 @@ from rlinf_embodied.plug_ins import load_plug_in, load_target
 from rlinf_embodied.training.resume import saved_progress
 
 PACKAGES = ("rlinf_embodied", "envs", "policies", "experiments")
-# the first reads what Stable-Baselines3 writes, which is a pickle (only policy=sb3 asks for it); the second what another
-# worker of the same run sends, as Ray does
+# what Stable-Baselines3 writes is a pickle, and only policy=sb3 asks for it; what another worker of the same run sends is
+# trusted, as Ray does
 FOREIGN = ("policies/sb3.py", "rlinf_embodied/learning/balance.py")
 UNSAFE = re.compile(
     r"pickle\.(loads?|Unpickler)\(|yaml\.(unsafe_)?load\(|allow_pickle=True|torch\.load\((?!.*weights_only=True)"
