@@ -22,7 +22,7 @@ from rlinf_embodied.plug_ins import load_plug_in, load_target
 from rlinf_embodied.training.resume import saved_progress
 
 PACKAGES = ("rlinf_embodied", "envs", "policies", "experiments")
-# what Stable-Baselines3 writes is a pickle, and only policy=sb3 asks for it; what another worker of the same run sends is
+# what Stable-Baselines3 writes is a pickle, and only policy=sb3 asks for it; what another worker of a run sends is
 # trusted, as Ray does
 FOREIGN = ("policies/sb3.py", "rlinf_embodied/learning/balance.py")
 UNSAFE = re.compile(
