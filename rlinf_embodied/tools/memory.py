@@ -170,8 +170,10 @@ def memory_table(
         stages = () if profile is None else profile.stages.items()
         called = [stage for name, stage in stages if name != _LEARNER or "actor" in one.stages]
         trains = counted is not None and "actor" in one.stages
-        measured = [float(stage.working_bytes.max()) for stage in called]  # of any call
-        working = max([*measured, *([counted[method]] if trains else [])], default=0.0)
+        measured: list[float] = [float(stage.working_bytes.max()) for stage in called]  # of any call
+        if counted is not None and trains:
+            measured.append(float(counted[method]))
+        working = max(measured, default=0.0)
         known = profile is not None or trains
         parts = {name: getattr(one, name) / _GB for name in ("weights", "gradients", "optimizer")}
         total = sum(parts.values()) + working / _GB
