@@ -77,15 +77,21 @@ class CausalLM:
         if checkpoints:
             checkpoint_blocks(layers_of(model))
         # FSDP gathers what is not in a layer around calls of the module and of its methods that are named here
-        model.called_as_forward = ("completion_log_probs",)  # pyright: ignore[reportAttributeAccessIssue]
-        model.completion_log_probs = self._log_probs  # pyright: ignore[reportAttributeAccessIssue]
+        model.called_as_forward = ("completion_log_probs",)  # pyright: ignore[reportArgumentType]
+        model.completion_log_probs = self._log_probs  # pyright: ignore[reportArgumentType]
         # where one token ends and pads, it must stay possible
         self._never = None if pad_id in eos_ids else torch.tensor([pad_id])
 
     # ------------------------------------------------------------------------------------------------------------ made
     @classmethod
     def tiny(
-        cls, config: TinyLMConfig, seed: int, lora: LoraSettings | None = None, **options: bool | None
+        cls,
+        config: TinyLMConfig,
+        seed: int,
+        lora: LoraSettings | None = None,
+        *,
+        checkpoints: bool = False,
+        packing: bool | None = False,
     ) -> CausalLM:
         """Returns an untrained small model, a function of the seed; the global generator is left as it was."""
         tokenizer = char_tokenizer(config.characters)
@@ -105,7 +111,7 @@ class CausalLM:
         with seeded(seed, "language model"):
             model = Qwen2ForCausalLM(shape)
             _initialise(model, config.num_layers)
-        return cls(model, tokenizer, lora=lora, seed=seed, **options)
+        return cls(model, tokenizer, lora=lora, seed=seed, checkpoints=checkpoints, packing=packing)
 
     @classmethod
     def load(
@@ -115,7 +121,8 @@ class CausalLM:
         lora: LoraSettings | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
-        **options: bool | None,
+        checkpoints: bool = False,
+        packing: bool | None = False,
     ) -> CausalLM:
         """Returns the model of a folder with its tokenizer (and chat template), in `dtype`.
 
@@ -124,17 +131,19 @@ class CausalLM:
             ConfigError: adapters that do not fit.
         """
         model, tokenizer = read_model(folder, dtype), read_tokenizer(folder)
-        return cls(model, tokenizer, lora=lora, seed=seed, where=str(folder), **options)
+        return cls(
+            *(model, tokenizer), lora=lora, seed=seed, checkpoints=checkpoints, packing=packing, where=str(folder)
+        )
 
     @classmethod
     def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> CausalLM:
         lora = config.lora if config.lora.rank else None
-        options = {"checkpoints": config.checkpoint_activations, "packing": config.packing}
+        checkpoints, packing = config.checkpoint_activations, config.packing
         if folder is None:
-            policy = cls.tiny(config, seed, lora, **options)
+            policy = cls.tiny(config, seed, lora, checkpoints=checkpoints, packing=packing)
         else:
             dtype = torch.bfloat16 if config.precision is Precision.bfloat16 else torch.float32
-            policy = cls.load(folder, lora=lora, seed=seed, dtype=dtype, **options)
+            policy = cls.load(folder, lora=lora, seed=seed, dtype=dtype, checkpoints=checkpoints, packing=packing)
         policy.codec.set_chat(config.system_prompt, config.chat_template_args)
         return policy
 
@@ -253,6 +262,7 @@ def trunk_and_head(model: PreTrainedModel) -> tuple[Callable[..., Tensor], Calla
     Of a model that does more to its logits than one linear layer does (a soft cap), the first gives logits already.
     """
     trunk, linear = model.base_model, model.get_output_embeddings()
+    assert isinstance(linear, nn.Module), "a causal language model has a head"
     hidden = lambda **inputs: trunk(use_cache=False, **inputs).last_hidden_state  # noqa: E731
     if model.device.type != "meta":
         with torch.no_grad():

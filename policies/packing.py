@@ -29,7 +29,7 @@ def can_pack(model: PreTrainedModel) -> bool:
     """Prepares a model for packed rows; returns whether it gives them the logits of single ones, computed on both."""
     if not model._supports_attention_backend:
         return False
-    own = model.config._attn_implementation
+    own = model.config._attn_implementation or "sdpa"
     AttentionInterface.register(_NAME, _attention)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     model.set_attn_implementation(_NAME)
@@ -78,17 +78,17 @@ def _attention(
     if kind == "cuda" and half in (torch.float16, torch.bfloat16):
         from torch.nn.attention.varlen import varlen_attn
 
-        flat = [part[0].transpose(0, 1).to(half) for part in (query, key, value)]
+        q, k, v = (part[0].transpose(0, 1).to(half) for part in (query, key, value))
         longest, window = more["max_length_q"], -1 if sliding_window is None else sliding_window - 1
-        options = {"scale": more.get("scaling"), "window_size": (window, 0), "enable_gqa": True}
-        found = varlen_attn(*flat, cu_seq_lens_q, cu_seq_lens_q, longest, longest, **options)
+        options: dict[str, Any] = {"scale": more.get("scaling"), "window_size": (window, 0), "enable_gqa": True}
+        found = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, **options)
         assert isinstance(found, Tensor)
         return found[None], None
     parts = []
     for start, end in pairwise(cu_seq_lens_q.tolist()):
-        row = [part[:, :, start:end] for part in (query, key, value)]
+        q, k, v = (part[:, :, start:end] for part in (query, key, value))
         parts.append(
-            sdpa_attention_forward(module, *row, _window(end - start, sliding_window, query.device), **more)[0]
+            sdpa_attention_forward(module, q, k, v, _window(end - start, sliding_window, query.device), **more)[0]
         )
     return torch.cat(parts, dim=1), None
 

@@ -22,9 +22,7 @@ from rlinf_embodied.plug_ins import load_plug_in, load_target
 from rlinf_embodied.training.resume import saved_progress
 
 PACKAGES = ("rlinf_embodied", "envs", "policies", "experiments")
-# what Stable-Baselines3 writes is a pickle, and only policy=sb3 asks for it; what another worker of a run sends is
-# trusted, as Ray does
-FOREIGN = ("policies/sb3.py", "rlinf_embodied/learning/balance.py")
+FOREIGN = "policies/sb3.py"  # reads what Stable-Baselines3 writes, which is a pickle; only policy=sb3 asks for it
 UNSAFE = re.compile(
     r"pickle\.(loads?|Unpickler)\(|yaml\.(unsafe_)?load\(|allow_pickle=True|torch\.load\((?!.*weights_only=True)"
 )
@@ -43,7 +41,7 @@ class Bomb:
 def test_no_module_unpickles_files() -> None:
     files = [file for package in PACKAGES for file in (REPOSITORY / package).rglob("*.py")]
     found = [(file, line) for file in files for line in file.read_text("utf-8").splitlines() if UNSAFE.search(line)]
-    assert [line for file, line in found if not str(file).endswith(FOREIGN)] == []
+    assert [line for file, line in found if FOREIGN not in str(file)] == []
     assert found, "the one that reads pickles is found"
 
 

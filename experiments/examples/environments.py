@@ -39,7 +39,7 @@ class ReasoningGym:
     """Problems of one of reasoning-gym's data sets, without end; a question is in one split."""
 
     def __init__(self, data: DataConfig, seed: int) -> None:
-        import reasoning_gym
+        import reasoning_gym  # pyright: ignore[reportMissingImports]
 
         self._level = data.level
         self._made = reasoning_gym.create_dataset(data.level, seed=seed, size=1 << 40)
@@ -65,7 +65,7 @@ class ReasoningGym:
 
 def reasoning_gym_score(completion: str, problem: Problem) -> float:
     """Returns reasoning-gym's own score of what the model wrote."""
-    import reasoning_gym
+    import reasoning_gym  # pyright: ignore[reportMissingImports]
 
     scored = reasoning_gym.get_score_answer_fn(problem.columns["dataset"])
     return float(scored(completion.strip(), problem.columns["entry"]))
@@ -90,7 +90,7 @@ class Seeds:
 
 def textarena_game(problem: Problem, base_url: str) -> float:
     """Plays a game for one player, and returns its reward."""
-    import textarena
+    import textarena  # pyright: ignore[reportMissingImports]
 
     with _ONE_AT_A_TIME:
         game = textarena.make(problem.level)
@@ -111,7 +111,7 @@ def textarena_game(problem: Problem, base_url: str) -> float:
 # ------------------------------------------------------------------------------------------------------------ skyrl-gym
 def skyrl_gym_gsm8k(problem: Problem, base_url: str) -> float:
     """Runs skyrl-gym's GSM8K environment, and returns the sum of its rewards."""
-    import skyrl_gym
+    import skyrl_gym  # pyright: ignore[reportMissingImports]
 
     env = skyrl_gym.make("gsm8k", extras={"reward_spec": {"ground_truth": problem.answer}})
     chat, _ = env.init([{"role": "user", "content": problem.question}])

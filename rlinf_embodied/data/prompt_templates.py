@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 from jinja2.environment import TemplateModule
@@ -101,7 +102,11 @@ class PromptTemplate:
         try:
             self._jinja, tree = sandbox.from_string(text), sandbox.parse(text)
             assigned = [node for node in tree.body if isinstance(node, nodes.Assign)]
-            given = {node.target.name: node.node.as_const() for node in assigned if isinstance(node.target, nodes.Name)}
+            given = {
+                node.target.name: cast(Any, node.node).as_const()
+                for node in assigned
+                if isinstance(node.target, nodes.Name)
+            }
         except TemplateSyntaxError as error:
             raise self._refused(f"line {error.lineno}: {error.message}") from error
         except nodes.Impossible as error:

@@ -133,7 +133,11 @@ class LanguagePolicy(Protocol):
 
     spec: LanguageSpec
     module: nn.Module
-    codec: PromptCodec  # its tokenizer
+
+    @property
+    def codec(self) -> PromptCodec:
+        """Its tokenizer."""
+        ...
 
     @property
     def packs(self) -> bool:

@@ -6,17 +6,16 @@ whole blocks to others.  They return to their owners with the next iteration.
 
 from __future__ import annotations
 
-import pickle
+import io
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, cast
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlinf_embodied.learning.groups import Group
 
 _CLOSE_ENOUGH = 1.05  # the busiest worker's load over the mean: below it nothing is moved
-
-_Rows = TypeVar("_Rows")
 
 
 def balanced_owners(loads: Sequence[float], owners: Sequence[int]) -> list[int]:
@@ -55,13 +54,15 @@ def imbalance(loads: Sequence[float], owners: Sequence[int]) -> float:
     return max(held) * len(held) / max(sum(held), 1e-9)
 
 
-def moved(group: Group, before: Sequence[int], after: Sequence[int], own: Mapping[int, _Rows]) -> dict[int, _Rows]:
+def moved(group: Group, before: Sequence[int], after: Sequence[int], own: Mapping[int, Any]) -> dict[int, Any]:
     """Returns the blocks that are this rank's `after`, of which each rank has those that were its own `before`.
+
+    A block consists of tensors and numbers in dictionaries, lists and tuples.
 
     All ranks see what moves, which is little beside a gradient: groups know no messages between two of their members.
     """
     going = [[b for b, (a, z) in enumerate(zip(before, after, strict=True)) if a == r != z] for r in range(group.size)]
-    mine = [torch.frombuffer(bytearray(pickle.dumps(own[b])), dtype=torch.uint8) for b in going[group.rank]]
+    mine = [_packed(own[b]) for b in going[group.rank]]
     longest = torch.tensor([max(map(len, mine), default=1)])
     width = max(int(part[0]) for part in group.exchange([longest], [1] * group.size))
     sent = [torch.cat([part, part.new_zeros(width - len(part))]) for part in mine]
@@ -70,8 +71,15 @@ def moved(group: Group, before: Sequence[int], after: Sequence[int], own: Mappin
     found = {block: rows for block, rows in own.items() if after[block] == group.rank}
     for blocks, parts in zip(going, received, strict=True):
         found |= {
-            block: cast(_Rows, pickle.loads(part.numpy().tobytes()))  # of another worker of this run
+            block: torch.load(io.BytesIO(part.numpy().tobytes()), weights_only=True)
             for block, part in zip(blocks, parts, strict=False)
             if after[block] == group.rank
         }
     return dict(sorted(found.items()))
+
+
+def _packed(block: object) -> Tensor:
+    """Returns what torch.save writes, uint8 [n]."""
+    buffer = io.BytesIO()
+    torch.save(block, buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)

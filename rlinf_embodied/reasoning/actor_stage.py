@@ -199,9 +199,9 @@ class ActorStage(LanguageLearner):
         known = self._reducer.gather_blocks({block: torch.tensor([float(n)]) for block, n in tokens.items()})
         owners = balanced_owners([float(known[block]) for block in sorted(known)], self._owners)
         if owners != self._owners:
-            here = {block: rows.to("cpu") for block, rows in self._rows.items()}
+            here = {block: rows.to("cpu").plain() for block, rows in self._rows.items()}
             found = moved(self.group, self._owners, owners, here)
-            self._rows = {block: rows.to(self.device) for block, rows in found.items()}
+            self._rows = {block: TrainingRows.of_plain(rows).to(self.device) for block, rows in found.items()}
             self._own(owners)
 
     def _flops(self, rows: TrainingRows) -> float:

@@ -113,7 +113,7 @@ class AgentEpisodes:
             if session.over or session.asked is not None:
                 raise LookupError("the episode is over, or waits for the reply to another request")
             if session.episode.turns >= self._config.max_requests:
-                raise ValueError(f"this is request {session.episode.turns + 1} of agent.{self._config.max_requests=}")
+                raise ValueError(f"agent.max_requests is {self._config.max_requests}, and that many were answered")
             prompt = session.episode.ask(chat)
             if prompt is None:
                 raise ValueError(
@@ -143,7 +143,9 @@ class AgentEpisodes:
                     if time.monotonic() - session.since > self._config.timeout_s:
                         problem = session.episode.problem.question[:80]
                         session.over, session.earned = True, 0.0
-                        session.error = f"the agent at {problem!r} did nothing for agent.{self._config.timeout_s=}"
+                        session.error = (
+                            f"the agent at {problem!r} did nothing for {self._config.timeout_s:g} s (agent.timeout_s)"
+                        )
                         _LOG.warning(session.error)
                 self._changed.wait(_LOOK_S)
                 report_progress()

@@ -25,7 +25,7 @@ from rlinf_embodied.telemetry.progress import report_progress
 class Prompt:
     """One prompt, as Prompt(17, (5, 6, 2)): the id keys its noise and is unique within the run's data.
 
-    A later turn of an episode is sample `sample` of its problem's, and goes on at `place` of the continuation.
+    A later turn of an episode is sample `sample` of its problem's, and continues at `place` of its continuation.
     """
 
     id: int

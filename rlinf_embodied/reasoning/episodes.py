@@ -1,4 +1,4 @@
-"""Episodes of several turns: the model writes, a tool or an agent answers, and the model goes on with what it reads.
+"""Episodes of several turns: the model writes, a tool or an agent answers, and the model continues after what it reads.
 
     prompt     What is 12*4+50?
     turn 1     12*4= <eos>                  sampled

@@ -223,7 +223,7 @@ def _parts(lengths: list[int], token_budget: int) -> list[list[int]]:
 def with_calls(tool: Tool, problem: Problem, text: str) -> list[tuple[str, bool]]:
     """Returns a worked answer as turns of the model (False) and answers of a tool (True), by what the tool says.
 
-    The model's turn ends where the tool's answer is what the text goes on with: behind an "=", for a calculator.
+    The model's turn ends where the tool's answer is what follows in the text: behind an "=", for a calculator.
     """
     parts, start = list[tuple[str, bool]](), 0
     for at in [place + 1 for place, letter in enumerate(text) if letter == "="]:

@@ -5,9 +5,10 @@ The loss comes in microbatches, as sums: blocks and microbatches add up exactly.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,6 +62,15 @@ class TrainingRows:
         tables = {name: chosen(getattr(self, name)) for name in _TABLES}
         sequences = self.sequences.select(rows)
         return replace(self, sequences=sequences, num_trained=num_trained, num_groups=num_groups, **tables)
+
+    def plain(self) -> dict[str, Any]:
+        """Returns the fields, in which nothing is a class of this project; `of_plain` takes them."""
+        fields = {name: getattr(self, name) for name in (*_TABLES, "num_trained", "num_groups")}
+        return fields | {"sequences": (self.sequences.prompts, self.sequences.completions, self.sequences.given)}
+
+    @classmethod
+    def of_plain(cls, fields: Mapping[str, Any]) -> TrainingRows:
+        return cls(**{**fields, "sequences": Sequences(*fields["sequences"])})
 
     def to(self, device: str) -> TrainingRows:
         tables = {name: table for name in _TABLES if (table := getattr(self, name)) is not None}

@@ -25,7 +25,7 @@ _FURTHER, _MOST_TRIES = 1 << 32, 100  # positions to the problem that replaces o
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run is in the training stream: what its first stage is told."""
+    """How far a run is in the training stream: the message to its first stage."""
 
     used: int = 0  # problems
     pools: Mapping[str, bool] = field(default_factory=dict)  # by Problem.key: whether all completions were right; those
@@ -100,7 +100,8 @@ class Prompts:
             lengths.append(len(asked[1].tokens))
             if lengths[-1] <= self._most:
                 fitting = asked
-                share = self._shares.get(pools.get(problem.key), 1.0) if pools else 1.0
+                pool = pools.get(problem.key)
+                share = 1.0 if pool is None else self._shares.get(pool, 1.0)
                 if share == 1 or float(uniform(self._seed, "pools", position, number)) < share:
                     return asked
             (problem,) = self._source.batch(self._split, position + number * _FURTHER, 1)

@@ -135,7 +135,7 @@ CHAT = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SHORTENED = CHAT.replace("m.content", "m.content if loop.last or m.role == 'user'")
-FORMS = {  # (template, whether a row goes on)
+FORMS = {  # (template, whether the row is continued)
     "ChatML": (CHAT, True),
     "without line breaks": (CHAT.replace("\n", ""), True),
     "trimmed": (CHAT.replace("m.content", "m.content | trim"), True),
@@ -147,10 +147,10 @@ FORMS = {  # (template, whether a row goes on)
 }
 
 
-@pytest.mark.parametrize(("template", "goes_on"), FORMS.values(), ids=list(FORMS))
+@pytest.mark.parametrize(("template", "continues"), FORMS.values(), ids=list(FORMS))
 @given(turn=st.text("0123456789*+= \n", min_size=1, max_size=12), answer=st.text("0123456789;\n", max_size=5))
 @settings(deadline=None, max_examples=25)
-def test_a_row_goes_on_where_the_template_writes_what_was_said(template, goes_on, turn, answer) -> None:
+def test_a_row_continues_where_the_template_writes_what_was_said(template, continues, turn, answer) -> None:
     tokenizer = bpe_tokenizer(pad=True)
     tokenizer.chat_template = template
     codec = TextCodec(tokenizer, None)
@@ -160,7 +160,7 @@ def test_a_row_goes_on_where_the_template_writes_what_was_said(template, goes_on
     messages = [{"role": role, "content": content} for role, content in chat]
     more = codec.encode_next_turn(tokens, messages)
     whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    same = goes_on and ("trim" not in template or turn == turn.strip())
+    same = continues and ("trim" not in template or turn == turn.strip())
     assert (more is not None) == same
     if more is not None:
         assert tokenizer.decode([*tokens, *more]) == whole
