@@ -210,6 +210,9 @@ class MathConfig(TrainingConfig):
         require(
             None in (self.tool._target_, self.agent._target_), "tool._target_", self.tool._target_, rule, "leave it out"
         )
+        rule, action = "adapters are sent by themselves, to a copy in policy.precision", "leave it out"
+        plain = self.generation.precision is Precision.float32 or not self.policy.lora.rank
+        require(plain, "generation.precision", self.generation.precision.value, rule, action)
         self.algorithm.check(self)
 
     @property

@@ -25,6 +25,7 @@ class GenerationConfig:
     top_p: float = 1.0  # only the likeliest tokens that hold this probability together
     min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
     stop: list[str] = field(default_factory=list)  # texts that end a completion, which includes them
+    precision: Precision = Precision.float32  # of a copy of the weights for it in training; what changed is sent to it
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
     rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker
     max_num_seqs: int = 128  # of these at a time; the next one starts as soon as one has ended
