@@ -2,7 +2,7 @@
 
 python -m experiments.bench.weight_sync folder=models/smollm2 [updates=20] [lr=1e-6] [rows=4] [seed=0]
 
-makes policy-gradient updates with Adam on generated sums, with advantages of +1 and -1, and sends the weights after each
+makes policy-gradient updates with Adam on sums, with advantages of +1 and -1, and sends the weights after each one
 (learning/weights.py) to a copy in each precision, which must then have the bits of the learner's weights, rounded.
 """
 

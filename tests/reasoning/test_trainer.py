@@ -27,6 +27,7 @@ VARIANTS = {
     "lora": LORA,
     "ppo with lora": [*PPO, *LORA],
     "dapo": ["algorithm=dapo"],
+    "bfloat16": ["generation.precision=bfloat16"],
     "reference with lora": [*REFERENCE, *LORA],
 }
 
@@ -46,7 +47,7 @@ def straight(tmp_path_factory):
 
 
 # ------------------------------------------------------------------------------------------------------ stop and go on
-@pytest.mark.parametrize("variant", ["grpo", "ppo with lora", pytest.param("dapo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("variant", ["grpo", "ppo with lora", "bfloat16", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_a_stopped_run_resumed_under_another_plan_ends_as_one_that_never_stopped(
     straight, monkeypatch, tmp_path, variant: str
 ) -> None:

