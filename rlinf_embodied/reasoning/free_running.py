@@ -68,7 +68,9 @@ class FreeRunning:
 
     def renew(self, iteration: int) -> int:
         """Begins those again that are too old (episodes.late=drop); returns how many."""
-        old = [unit for unit in self._units if self._behind(unit) > self._config.episodes.max_behind]
+        settings = self._config.episodes
+        drops = settings.late is Late.drop
+        old = [unit for unit in self._units if drops and self._behind(unit) > settings.max_behind]
         self._give_up(old)
         self._units += [self._unit(unit.block, unit.asked, iteration) for unit in old]
         return len(old)

@@ -132,6 +132,7 @@ class ExactEngine:
         gaps = [slot for slot, row in enumerate(self._row_of.tolist()) if row in chosen]
         with torch.inference_mode():
             self._close(torch.tensor(gaps, dtype=torch.long, device=self._device))
+        self._free_if_idle()
         return [self._generated(row) for row in sorted(chosen)]
 
     def pause(self, keep: bool = True) -> list[Generated]:
@@ -173,10 +174,12 @@ class ExactEngine:
         if live:
             finished += self._step()
         report_progress()
-        ended = [self._generated(row) for row in finished]
+        self._free_if_idle()
+        return [self._generated(row) for row in finished]
+
+    def _free_if_idle(self) -> None:
         if not (len(self._row_of) or self._read or self._waiting):
             self._drop_memory()
-        return ended
 
     @torch.inference_mode()
     def _step(self) -> list[int]:

@@ -96,6 +96,9 @@ class ReasoningJob:
             rule = "problems are chosen by the iteration before, which has not ended when a next one begins"
             allowed = staleness == 0 or not self.config.data.has_pools
             require(allowed, "plan.max_staleness", staleness, rule, "use 0, or leave out data.solved_share")
+            rule = "episodes that are carried over have tokens of several versions"
+            allowed = staleness == 0 or not self.config.episodes.carried
+            require(allowed, "plan.max_staleness", staleness, rule, "use 0, or episodes.carried=0")
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """Checks also reward, problems, whether prompts fit the model's context, and the precision.
