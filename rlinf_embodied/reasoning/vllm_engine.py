@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 
-from rlinf_embodied.config import MathConfig, Precision
+from rlinf_embodied.config import MathConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError, WorkerError
 from rlinf_embodied.interfaces.language import LanguagePolicy
@@ -156,16 +157,15 @@ class VllmEngine:
         made = []
         for number in numbers:
             row = self._rows.pop(number)
-            spans = [(version, row.versions.count(version)) for version in dict.fromkeys(row.versions)]
+            spans = tuple(Counter(row.versions).items())
             tokens, log_probs = torch.tensor(row.tokens, dtype=torch.long), torch.tensor(row.log_probs)
-            made.append(Generated(number, tokens, log_probs, row.reason == "stop", tuple(spans)))
+            made.append(Generated(number, tokens, log_probs, row.reason == "stop", spans))
         self._losses = 0 if made else self._losses
         return made
 
     # -------------------------------------------------------------------------------------------------------- server
     def _start(self) -> None:
         config, sampling = self._config, self._config.generation
-        half = Precision.bfloat16 in (sampling.precision, config.policy.precision)
         given = {
             "version": self.version,
             "sampling": {
@@ -175,7 +175,7 @@ class VllmEngine:
             },
             "engine": {
                 "model": str(self._folder / "model"),
-                "dtype": "bfloat16" if half else "float32",
+                "dtype": sampling.precision.value,
                 "max_num_seqs": sampling.max_num_seqs,
                 "skip_tokenizer_init": True,
                 "logprobs_mode": "processed_logprobs",
