@@ -165,7 +165,7 @@ class VllmEngine:
 
     # -------------------------------------------------------------------------------------------------------- server
     def _start(self) -> None:
-        config, sampling = self._config, self._config.generation
+        sampling = self._config.generation
         given = {
             "version": self.version,
             "sampling": {
@@ -231,9 +231,9 @@ class VllmEngine:
         self._losses += 1
         code, log = self._server.wait(), (self._folder / "log").read_text(errors="replace").strip().splitlines()
         lines = "\n".join(log[-12:])
-        if (not self._ready and self._losses == 1) or self._losses > _MOST_LOSSES:
-            kind = WorkerError if self._ready else ConfigError
-            raise kind(
+        fails_to_start = not self._ready and code > 0  # it was not killed
+        if fails_to_start or self._losses > _MOST_LOSSES:
+            raise (ConfigError if fails_to_start else WorkerError)(
                 f"generation.engine is vllm, but its server ended {self._losses} times in a row (exit code {code}): "
                 f"correct generation.engine_options, or what its log says last:\n{lines}"
             )
