@@ -239,9 +239,10 @@ class VllmEngine:
             )
         _LOG.warning("vLLM's server is gone (exit code %s): another one is started", code)
         self._start()
-        for row in self._rows.values():
+        again = {number: row for number, row in self._rows.items() if not row.reason}
+        for row in again.values():
             row.tokens, row.log_probs, row.versions = [], [], []
-        self._submit(self._rows)
+        self._submit(again)
         if self._paused:
             self._tell(do="pause")
 
