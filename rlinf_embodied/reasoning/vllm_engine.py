@@ -135,6 +135,8 @@ class VllmEngine:
         Raises:
             WorkerError: servers end again and again.
         """
+        while not self._ready:  # one that starts reads the folder
+            self._hear(_WAIT_S)
         new = self._folder / "new"
         policy.save(new)
         shutil.rmtree(self._folder / "model")
