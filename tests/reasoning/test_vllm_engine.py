@@ -116,8 +116,10 @@ def test_rows_under_way_stay_while_it_pauses_and_weights_change(policy) -> None:
     update(engine, 4, policy)
     engine.submit(requests(policy, config_of()))
     rows = ended(engine)
-    assert {row.versions[-1][0] for row in rows} == {4}
     assert len(rows) == 12
+    assert {row.versions for row in rows[6:]} == {((4, len(row.tokens)),) for row in rows[6:]}
+    assert {version for row in rows[:6] for version, _ in row.versions} <= {3, 4}  # some had ended
+    assert all(len(row.versions) == 1 for row in rows)  # what was lost begins again
     assert engine.stats().tokens >= sum(len(row.tokens) for row in rows)
     engine.close()
 
