@@ -121,8 +121,11 @@ class Recap(Imitation):
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
-        parameters, target = self._policy.value_parameters(), training.settings._target_
-        require(bool(parameters), "policy._target_", target, "it has no value head", "use policy=tiny_vla")
+        parameters, imitating = self._policy.value_parameters(), self._policy.imitation_parameters(whole=True)
+        apart = parameters and not {*map(id, parameters)} & {*map(id, imitating)}
+        rule, action = "it has no value head, or one that trains what acts, too", "use policy=tiny_vla"
+        action += ", or policy.critic=privileged"
+        require(bool(apart), "policy._target_", training.settings._target_, rule, action)
         settings = adam(self.algorithm, self.algorithm.value_lr)
         self.learners[_VALUE] = Learner(parameters, settings, ("loss", "values"), training.reducer)
 
