@@ -11,7 +11,7 @@ for bit; 1: otherwise; 2: wrong input.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rlinf_embodied import train
 from rlinf_embodied.command_line import main
@@ -120,4 +120,4 @@ def compare(config: ChaosConfig) -> Comparison:
 
 
 if __name__ == "__main__":
-    main(lambda config: int(not compare(config).passed), cast(Any, Options), compose_chaos)
+    main(lambda config: int(not compare(config).passed), Options, compose_chaos)

@@ -35,7 +35,7 @@ _Config = TypeVar("_Config")
 
 def main(
     work: Callable[[_Config], object],
-    schema: type[_Config],
+    schema: type,
     composer: Callable[[Sequence[str]], _Config] | None = None,
     words: Sequence[str] | None = None,
 ) -> NoReturn:
@@ -43,7 +43,7 @@ def main(
 
     Args:
         work: returns an exit code, or something else for 0; it imports what is heavy.
-        schema: of the config.
+        schema: a dataclass whose keys the help lists: the config, or its own part of the words.
         composer: makes the config of the command's words; None: `compose` does.
         words: None: those of `sys.argv`.
     """
@@ -52,7 +52,7 @@ def main(
         print_only(help_text(schema))
     try:
         with ends_at_once():
-            config = composer(words) if composer else compose(schema, words)
+            config = composer(words) if composer else cast(_Config, compose(schema, words))
             run = getattr(config, "run", None)
             if isinstance(run, RunConfig):
                 if run.dry:

@@ -13,11 +13,11 @@ torch.set_num_threads(1)
 
 def batches(folder: str, size: int, chunk: int):
     """Yields batches without end: images, vectors, and a chunk of actions from each frame on, in a random order."""
-    from lerobot.datasets.lerobot_dataset import LeRobotDataset, LeRobotDatasetMetadata
+    from lerobot.datasets import lerobot_dataset  # pyright: ignore[reportMissingImports]
 
-    fps = LeRobotDatasetMetadata("local/set", root=folder).fps
+    fps = lerobot_dataset.LeRobotDatasetMetadata("local/set", root=folder).fps
     windows = {"action": [k / fps for k in range(chunk)]}
-    dataset = LeRobotDataset("local/set", root=folder, delta_timestamps=windows, video_backend="pyav")
+    dataset = lerobot_dataset.LeRobotDataset("local/set", root=folder, delta_timestamps=windows, video_backend="pyav")
     while True:
         yield from torch.utils.data.DataLoader(dataset, batch_size=size, shuffle=True, drop_last=True)
 

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ def both_actions(own: Options) -> tuple[np.ndarray, np.ndarray]:
     checked = ConventionsConfig(checkpoint=own.checkpoint, data=own.data, num_frames=own.num_frames)
     predict, demos, noise = read_demonstrations(checked)
     seen = demos.observation
-    given = {f"observation.images.{name}": image.numpy() for name, image in seen.images.items()}
+    given: dict[str, Any] = {f"observation.images.{name}": image.numpy() for name, image in seen.images.items()}
     assert noise is not None, "policies that lerobot has begin with noise"
     given |= {"observation.state": seen.proprio.numpy(), "task": np.array(seen.instruction)}
     given["noise"] = noise[:, 0].numpy()

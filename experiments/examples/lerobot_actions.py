@@ -18,15 +18,15 @@ import numpy as np
 def predict(folder: Path, given: dict[str, np.ndarray]) -> np.ndarray:
     """Returns lerobot's actions [M, C, A] in the units of the data."""
     import torch
-    from lerobot.configs.policies import PreTrainedConfig
-    from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+    from lerobot.configs.policies import PreTrainedConfig  # pyright: ignore[reportMissingImports]
+    from lerobot.policies import factory  # pyright: ignore[reportMissingImports]
 
     config = PreTrainedConfig.from_pretrained(folder)
-    policy = get_policy_class(config.type).from_pretrained(folder, config=config).eval()
-    before, after = make_pre_post_processors(config, pretrained_path=str(folder))
+    policy = factory.get_policy_class(config.type).from_pretrained(folder, config=config).eval()
+    before, after = factory.make_pre_post_processors(config, pretrained_path=str(folder))
     actions = []
     for row, task in enumerate(given["task"]):
-        item = {"task": str(task)}
+        item: dict[str, str | torch.Tensor] = {"task": str(task)}
         for name in given.keys() - {"task", "noise"}:
             value = torch.from_numpy(given[name][row])
             item[name] = value.permute(2, 0, 1).float() / 255.0 if value.ndim == 3 else value.float()

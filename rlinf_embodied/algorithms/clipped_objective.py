@@ -13,7 +13,13 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.log_probs import to_level, weights_at_level
-from rlinf_embodied.algorithms.losses import policy_loss, reference_kl, truncated_importance_weights, value_loss
+from rlinf_embodied.algorithms.losses import (
+    LARGEST_LOG_RATIO,
+    policy_loss,
+    reference_kl,
+    truncated_importance_weights,
+    value_loss,
+)
 from rlinf_embodied.algorithms.policy_losses import Clipped
 from rlinf_embodied.config import AlgorithmConfig, Critic, Level, PolicyLoss, Sharding, Source, TrainConfig
 from rlinf_embodied.config.algorithm import require_dual_clip
@@ -25,7 +31,6 @@ from rlinf_embodied.telemetry.boards import Histogram
 
 REFERENCE_KL = "reference_kl"  # a statistic of passes
 CLONING_STATISTICS = IMITATION_LOSS, CHUNKS = "imitation_loss", "demonstrated_chunks"  # of passes over demonstrations
-LARGEST_LOG_RATIO = 0.5  # the limit of its histogram
 
 
 class Estimator(StrEnum):

@@ -22,6 +22,7 @@ from rlinf_embodied.config import PolicyLoss
 from rlinf_embodied.errors import ObjectiveError
 
 _CLIPPED = Clipped()
+LARGEST_LOG_RATIO = 0.5  # the limit of its histogram
 MAX_LOG_RATIO = 20.0  # largest |log ratio| that counts: e^20 is half a billion, and nothing overflows
 
 

@@ -31,7 +31,6 @@ from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import (
     CHUNKS,
     IMITATION_LOSS,
-    LARGEST_LOG_RATIO,
     REFERENCE_KL,
     Normalization,
     Objective,
@@ -39,7 +38,7 @@ from rlinf_embodied.algorithms.clipped_objective import (
     policy_statistics,
 )
 from rlinf_embodied.algorithms.cloning import CloningTerm
-from rlinf_embodied.algorithms.losses import explained_variance, require_unit_ratio
+from rlinf_embodied.algorithms.losses import LARGEST_LOG_RATIO, explained_variance, require_unit_ratio
 from rlinf_embodied.config import Critic, Precision, Sharding
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator

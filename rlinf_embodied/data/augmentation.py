@@ -75,14 +75,12 @@ def _changed(images: Tensor, name: Name, drawn: float, right: float, down: float
     if name in _ADJUST:
         return _ADJUST[name](images, value)
     if name is Name.affine:
-        shift = [round(side * _SHIFT * (2 * place - 1)) for side, place in ((width, right), (height, down))]
+        shift = [float(round(side * _SHIFT * (2 * place - 1))) for side, place in ((width, right), (height, down))]
         return v2.functional.affine(images, value, shift, 1.0, [0.0, 0.0])
     if name is Name.crop:
-        kept = [max(1, round(side * math.sqrt(value))) for side in (height, width)]
-        top, left = (
-            int(place * (side - k + 1)) for place, side, k in zip((down, right), (height, width), kept, strict=True)
-        )
-        return v2.functional.resized_crop(images, top, left, *kept, [height, width])
+        rows, columns = (max(1, round(side * math.sqrt(value))) for side in (height, width))
+        top, left = int(down * (height - rows + 1)), int(right * (width - columns + 1))
+        return v2.functional.resized_crop(images, top, left, rows, columns, [height, width])
     size = 2 * math.ceil(3 * _RANGES[name][1]) + 1  # reflected at the border, so it must not be wider than the image
     size = min(size, 2 * min(height, width) - 1)
     return v2.functional.gaussian_blur(images, [size, size], [value, value])

@@ -19,7 +19,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.losses import require_unit_ratio
+from rlinf_embodied.algorithms.losses import LARGEST_LOG_RATIO, require_unit_ratio
 from rlinf_embodied.config import Precision, ReasoningAlgorithmConfig, ReasoningName, Sharding
 from rlinf_embodied.device import computing, peak_flop_per_s, require_precision
 from rlinf_embodied.learning.balance import balanced_owners, moved
@@ -37,6 +37,7 @@ from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, Tra
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy, save_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
+from rlinf_embodied.telemetry.boards import BINS, Histogram
 
 _OPTIMIZER, _MODULE = "policy_optimizer", "policy_module"  # in a checkpoint
 # differences of log-probs at the same weights, in float32 on a CPU
@@ -141,7 +142,10 @@ class ActorStage(LanguageLearner):
         if step_context.chunk == 0:
             generation, self._rows = self._config.generation, {}
             settings = generation.temperature, generation.max_new_tokens
-            self._objective = Objective(self._policy, self._algorithm, *settings, {})
+            # with one step every ratio is 1
+            shown = self._config.run.has_boards and self._algorithm.num_steps > 1
+            counts = torch.zeros(BINS, device=self.device) if shown else None
+            self._objective = Objective(self._policy, self._algorithm, *settings, {}, counts)
             self._differences: tuple[float, float] | None = None
             self._stale = step_context.staleness > 0
             self._own(self._owners)
@@ -273,6 +277,9 @@ class ActorStage(LanguageLearner):
             "charts/learning_rate": self._learner.lr,
             "charts/optimizer_steps": float(len(fitted.norms)),
         }
+        if (counts := self._objective.ratio_counts) is not None:
+            total = self.group.all_reduce(counts)  # whole numbers: their sum has no order
+            metrics["losses/log_ratio"] = Histogram(total.tolist(), LARGEST_LOG_RATIO)
         return metrics | ({"losses/reference_kl": mean("kl")} if self._algorithm.needs_reference else {})
 
 

@@ -15,13 +15,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
-from rlinf_embodied.algorithms.losses import mismatch, policy_loss, reference_kl, truncated_importance_weights
+from rlinf_embodied.algorithms.losses import (
+    LARGEST_LOG_RATIO,
+    mismatch,
+    policy_loss,
+    reference_kl,
+    truncated_importance_weights,
+)
 from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig, ReasoningName
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.update import POLICY_STATISTICS
 from rlinf_embodied.reasoning.batch import Completions, LogProbs, Rewards, Sequences
+from rlinf_embodied.telemetry.boards import Histogram
 
 # summed in addition to the loss, over all sampled tokens
 STATISTICS = (*POLICY_STATISTICS, "mismatch", "mismatch_kl", "ratio", "capped", "kl")
@@ -148,6 +155,7 @@ class Objective:
     temperature: float
     max_new_tokens: int
     largest: dict[int, Tensor]  # by block, filled: largest |pi_old - generation|, |pi - pi_old| of a token, logarithms
+    ratio_counts: Tensor | None = None  # float32 [BINS], to which passes add those of their tokens' log ratios
 
     def passes(self, block: int, rows: TrainingRows, index: Tensor, device: str) -> list[Pass]:
         """Returns the microbatches of some rows of a block, none of them computed yet.
@@ -188,6 +196,8 @@ class Objective:
         weights = (mask & torch.tensor([row < rows.num_trained for row in index], device=mask.device)[:, None]).float()
         if algorithm.loss_level is LossLevel.sequence:
             weights = weights / mask.sum(-1, keepdim=True).clamp(min=1)
+        if self.ratio_counts is not None:
+            self.ratio_counts.add_(Histogram.count((log_probs - old).detach()[weights > 0], LARGEST_LOG_RATIO))
         importance = None
         if algorithm.tis_cap is not None:
             importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)

@@ -1,3 +1,5 @@
+"""Losses against loops over their entries, and their masks, limits and reductions."""
+
 from __future__ import annotations
 
 import math
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_embodied.algorithms import losses as L
+from rlinf_embodied.algorithms.iql import expectile_loss
 from rlinf_embodied.errors import ObjectiveError
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
@@ -199,3 +202,10 @@ def test_importance_weights_are_capped_ratios_without_a_gradient():
     weights = L.truncated_importance_weights(training, BEHAVIOUR, MASK, cap=2.0)
     torch.testing.assert_close(weights, torch.tensor([[1.0, 2.0, 1.0], [math.exp(-2), 1.0, 1.0]]))
     assert not weights.requires_grad
+
+
+@pytest.mark.parametrize("expectile", [0.1, 0.5, 0.9])
+def test_the_expectile_loss_is_least_at_the_expectile(expectile) -> None:
+    value = torch.tensor(expectile, requires_grad=True)  # the expectile of 0 and 1
+    (slope,) = torch.autograd.grad(expectile_loss(torch.tensor([0.0, 1.0]) - value, expectile), [value])
+    assert float(slope) == pytest.approx(0.0, abs=1e-6)

@@ -1,14 +1,15 @@
-"""The simulator as a stage: seeds by group, blocks that show nothing, and what its report says."""
+"""The simulator as a stage: seeds by group, blocks that show nothing, steps that count, and what its report says."""
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
-from runs import GRPO, tiny
+from runs import GRPO, metric_rows, tiny, train
 
 from envs.point_reach import PointSimulator
 from rlinf_embodied.algorithms.batch import EnvColumns, RolloutReport
@@ -274,3 +275,20 @@ def test_a_stage_that_leaves_its_worker_closes_its_simulators(monkeypatch) -> No
     stage.leave()
     stage.leave()
     assert len(closed) == len(sessions) == 1
+
+
+SHORT = [
+    *("env.chunk=4", "env.execute_steps=3", "env.horizon=10", "env.chunks_per_rollout=4"),
+    *("run.num_iterations=2", "algorithm.max_resamples=0"),
+]
+
+
+def test_steps_that_are_not_executed_do_not_count(tmp_path: Path) -> None:
+    config = tiny(f"run.dir={tmp_path}", *SHORT, "algorithm.ratio_level=chunk")
+    assert config.env.chunks_per_episode == 4
+    summary = train(config)
+    assert summary["iterations"] == 2
+    rows = config.env.num_envs
+    for row in metric_rows(tmp_path):
+        assert row["rollout/env_steps"] <= rows * 4 * 3
+        assert row.get("rollout/episode_len", 10) <= 10

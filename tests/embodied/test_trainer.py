@@ -1,4 +1,4 @@
-"""A run may be stopped, killed or resumed anywhere: it ends where an uninterrupted one does."""
+"""A run may be stopped, killed or resumed anywhere: it ends where an uninterrupted one does; what a job refuses."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from runs import GRPO, clone, four, metric_rows, tiny, train, trainer_of
+from runs import GRPO, clone, four, metric_rows, tiny, tiny_overrides, train, trainer_of
+from scripts import call
 from stopped_runs import interrupt_in, same_end, straight_runs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import load
 from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied import job
 from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult
-from rlinf_embodied.errors import CheckpointError, SimulatorError
+from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.errors import CheckpointError, ConfigError, SimulatorError
 from rlinf_embodied.learning import checkpoint
 
 VARIANTS = {"ppo": [], "ppo, carried over": ["env.carry_over=true"], "grpo": GRPO}
@@ -222,3 +226,62 @@ def test_the_run_folder_holds_what_the_design_promises(tmp_path) -> None:
     assert (summary["iterations"], summary["plan"], summary["num_eval_episodes"]) == (4, "collocated", 3)
     low, high = summary["after"]["success_once_interval"]
     assert low <= summary["after"]["success_once"] <= high
+
+
+@pytest.mark.parametrize(("coef", "refused"), [(0.01, True), (0.0, False)])
+def test_an_entropy_bonus_is_refused_where_a_policy_has_none(coef: float, refused: bool) -> None:
+    run = EmbodiedJob(tiny("policy=flow_vla", f"algorithm.entropy_coef={coef}", "warm_start.from_scratch=true"))
+    if not refused:
+        run.require_checkpoint(None)
+        return
+    with pytest.raises(ConfigError, match=r"algorithm.entropy_coef is 0.01, but policies.flow_vla.FlowVLA has none"):
+        run.require_checkpoint(None)
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        (["env.carry_over=true"], True),
+        (["env.carry_over=true", "env.options.backend=batched"], False),
+        (["env.carry_over=false"], False),
+    ],
+)
+def test_what_a_gpu_could_not_restore_is_not_carried_over(monkeypatch, given: list[str], refused: bool) -> None:
+    gpus = Cluster("local", "cuda", num_devices=1, num_cores=2, memory_bytes=1 << 30)
+    monkeypatch.setattr(job, "find_cluster", lambda config: gpus)
+    start = ["env=maniskill_pick", "warm_start.from_scratch=true"]
+    run = EmbodiedJob(tiny(*start, *given))
+    if not refused:
+        run.require_checkpoint(None)
+        return
+    with pytest.raises(ConfigError, match=r"env.carry_over is True.*carry_over=false, or env.options.backend=batched"):
+        run.require_checkpoint(None)
+
+
+BROKEN = """
+import json
+
+class Arm:
+    def __init__(self, port):
+        self.calibration = open(port + 1)
+
+def make_env(config, num_envs, device="cpu", render_final=False):
+    return Arm("/dev/arm0")
+"""
+
+
+def test_a_training_says_in_one_error_what_the_env_raised_and_where(monkeypatch, capsys, tmp_path) -> None:
+    (module := tmp_path / "arm_without_port.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = ["env._target_=arm_without_port.make_env", f"run.dir={tmp_path / 'run'}"]
+    code, _, err = call(monkeypatch, capsys, "train_vla", *tiny_overrides(*chosen))
+    assert code == 2
+    first, *frames, action = err.splitlines()
+    assert first.startswith("error: env._target_ is 'arm_without_port.make_env', but building its")
+    assert 'raised TypeError: can only concatenate str (not "int") to str' in first
+    assert "(env.task=PointReach-v0)" in first
+    assert frames == [
+        f'  {module}, line 9, in make_env: return Arm("/dev/arm0")',
+        f"  {module}, line 6, in __init__: self.calibration = open(port + 1)",
+    ]
+    assert action.startswith("Fix it there, or the keys of env.* that it reads")

@@ -1,15 +1,21 @@
-"""Random plans of random workflows run, end, and compute what one device computes."""
+"""Random plans of random workflows run, end, and compute what one device computes, concurrent ones too."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
-from any_plan import alone, any_plans, features, outcome, random_workflow
+from any_plan import alone, any_plans, decide, fake, features, outcome, random_workflow
+from plan_cases import parse
+from threads import ThreadSession
 
+from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, Workflow
 
 SEEDS = range(60)
 
@@ -66,3 +72,61 @@ def test_real_workers_run_a_sample_of_them(ray_session) -> None:
     for seed, plan in chosen:
         workflow = random_workflow(seed)
         assert outcome(workflow, plan, ray_session) == alone(workflow), (seed, to_text(plan))
+
+
+CASES = (0, 1, 2, 3, 5, 6, 7, 8, 9, 11, 15, 20)
+
+
+def workflow(names: str, edges: Sequence[tuple[str, str]], **more) -> Workflow:
+    stages = {name: fake(name, number) for number, name in enumerate(names.split())}
+    return Workflow("w", 4, stages, tuple(Edge(a, b, whole=False) for a, b in edges), **more)
+
+
+def require_equal(work: Workflow, devices: int, most: int = 60) -> None:
+    """Checks a sample of the plans, one process and threads by turns."""
+    expected = alone(work)
+    for number, plan in enumerate(any_plans(work, devices, 0, most)):
+        session = ThreadSession(number, pause_s=0.0003) if number % 2 else SerialSession()
+        assert outcome(work, plan, session) == expected, to_text(plan)
+        session.close()
+
+
+@pytest.mark.parametrize("seed", CASES)
+def test_workers_that_pause_at_random_compute_what_one_device_computes(seed: int) -> None:
+    work = random_workflow(seed)
+    expected = alone(work)
+    for plan in any_plans(work, 3, seed, 8):
+        session = ThreadSession(seed)
+        assert outcome(work, plan, session) == expected, to_text(plan)
+        session.close()
+
+
+def test_two_loops_are_repeated_together_until_the_second_has_enough() -> None:
+    edges = (("a1", "o2"), ("a2", "last"), ("a1", "last"))
+    loops = {"one": Loop("one", "o1", "a1", 2), "two": Loop("two", "o2", "a2", 2)}
+    again = Repeat("again", "last", "o2", lambda rounds: replace(decide(rounds), enough=len(rounds) == 2), 3)
+    work = workflow("o1 a1 o2 a2 last", edges, loops=loops)
+    whole = replace(work.stages["last"], whole=True)
+    work = replace(work, stages={**work.stages, "last": whole}, repeat=again)
+    assert [it[f"{name} rounds"] for it in alone(work)[:1] for name in ("o1", "o2")] == [{0: 2}, {0: 2}]
+    require_equal(work, 2)
+
+
+def test_a_loop_opens_with_the_data_of_all_stages_before_it() -> None:
+    edges = (("x", "env"), ("y", "env"), ("policy", "z"), ("x", "z"))
+    work = workflow("x y env policy z", edges, loops={"l": Loop("l", "env", "policy", 2)})
+    other = workflow("x y env policy z", (edges[1], edges[0], *edges[2:]), loops={"l": Loop("l", "env", "policy", 2)})
+    without = workflow("x y env policy z", edges[1:], loops={"l": Loop("l", "env", "policy", 2)})
+    values = [alone(w)[0]["env"] for w in (work, other, without)]
+    assert values[0] != values[1] != values[2] != values[0]  # the order of the edges is that of the payloads
+    require_equal(work, 3)
+
+
+def test_data_for_the_answering_side_of_a_loop_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"policy takes data of \['x'\], but only the opener .* lead the edge to env"):
+        workflow("x env policy", (("x", "policy"),), loops={"l": Loop("l", "env", "policy", 2)})
+
+
+def test_an_order_against_the_edges_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"has b before a, but edge a -> b requires the opposite: swap them"):
+        parse("b on all > a on all", 1, workflow("a b", (("a", "b"),)))

@@ -1,10 +1,12 @@
-"""The page of a run: what it says of finished, running and stopped runs, alone and side by side."""
+"""The page of a run: what it says of finished, running and stopped runs, alone and side by side; runs of seeds."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from rlinf_embodied.compose import compose, compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.page import _SCRIPT, page
 from rlinf_embodied.reporting.sections import by_configuration, outcome, over_seeds, settings, videos
+from rlinf_embodied.reporting.seeds import run_seeds
 from rlinf_embodied.telemetry.metrics import iqm, iqm_interval
 from rlinf_embodied.telemetry.plots import kept_moment, rate_lines, seeds_line
 from rlinf_embodied.telemetry.run_reader import pooled, read_run
@@ -315,3 +318,21 @@ def test_seeds_of_one_configuration_are_summarised_together(tmp_path: Path) -> N
     assert "s0, s1, s2, s3 4 65 % [" in text
     assert over_seeds(runs[4:], "success_once") == "90 %"  # one seed has no interval
     assert "other 1 90 % 90 % Intervals" in text or "other 1 90 % 80 % Intervals" in text
+
+
+def test_each_seed_has_its_own_folder_and_a_failure_ends_them(monkeypatch) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str]) -> SimpleNamespace:
+        ran.append(command[2:])
+        return SimpleNamespace(returncode=3 if len(ran) == 2 else 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert run_seeds(["env=point_reach", "run.seeds=0-2,7", "run.dir=r"]) == 3
+    assert ran == [["env=point_reach", f"run.seed={k}", f"run.dir=r/seed_{k}"] for k in (0, 1)]
+
+
+@pytest.mark.parametrize("words", [["run.seeds=0-2"], ["run.seeds=a", "run.dir=r"], ["run.seeds=1,1", "run.dir=r"]])
+def test_seeds_that_cannot_be_meant_are_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"run\.seeds is"):
+        run_seeds(words)

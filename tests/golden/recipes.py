@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from experiments.bench.harness.trainings import COLLOCATED, digest_of, in_this_process, iterations, job_of, one_device
 from policies.vision import MAPS, of_cameras
+from rlinf_embodied.algorithms.demonstrations import Demonstrations
 from rlinf_embodied.compose import compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied import workflow as embodied
@@ -112,7 +113,7 @@ def clone(stages: Stages) -> None:
     for number in range(learner.open_sources(StepContext(0))):
         learner.collect(StepContext(number))
     learner.prepare(StepContext(0))
-    module, data = learner.shared.policy.module, learner._data.values()
+    module, data = learner.shared.policy.module, cast("dict[int, Demonstrations]", learner._data).values()
     stages.add("initial weights", *_weights(module))
     stages.add("demonstrations", *(part.actions for part in data))
     stages.add("images", *(stacked(part.observation) for part in data))

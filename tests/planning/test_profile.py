@@ -1,4 +1,6 @@
-"""Profiles: what is read between the points, and what a file may not say."""
+"""Workflows and profiles: what is read between the points, and what a graph or a file may not say."""
+
+from __future__ import annotations
 
 import json
 from dataclasses import replace
@@ -6,10 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plan_cases import profile, stage
+from math_runs import tiny_math
+from plan_cases import cluster, graph, profile, stage
+from runs import GRPO, tiny
 
-from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.planning.profile import FORMAT, interpolate, load_profile, parse_profile, workflow_for
+from rlinf_embodied.embodied import workflow as embodied
+from rlinf_embodied.errors import ConfigError, PlanError
+from rlinf_embodied.planning.probes import Measurements, Shown, profile_of
+from rlinf_embodied.planning.profile import FORMAT, Workload, interpolate, load_profile, parse_profile, workflow_for
+from rlinf_embodied.reasoning import workflow as reasoning
+from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, RepeatDecision, StageSpec, Workflow
 
 PROFILES = sorted((Path(__file__).resolve().parents[2] / "configs" / "profiles").glob("*.json"))
 
@@ -89,3 +97,107 @@ def test_every_published_profile_loads_names_its_sources_and_fits_its_workflow(p
     measured.require(work.stages, inside)
     assert {"workload", "frozen"} <= set(measured.sources)
     assert len(measured.sources) >= 5
+
+
+RUNS = {
+    "ppo": lambda: embodied.training_workflow(tiny(), "x"),
+    "grpo": lambda: embodied.training_workflow(tiny(*GRPO), "x"),
+    "language grpo": lambda: reasoning.training_workflow(tiny_math(), "x"),
+    "language ppo": lambda: reasoning.training_workflow(tiny_math("algorithm=ppo"), "x"),
+    "steps and divergence": lambda: reasoning.training_workflow(
+        tiny_math("algorithm.num_minibatches=2", "algorithm.kl_coef=0.1"), "x"
+    ),
+    "dynamic sampling": lambda: reasoning.training_workflow(tiny_math("algorithm=dapo"), "x"),
+}
+
+
+def what_is_planned(work: Workflow) -> dict[str, object]:
+    """All that the planner reads."""
+    loops = {n: (o.opener, o.answerer, o.chunk_steps, o.shards) for n, o in work.loops.items()}
+    repeat = work.repeat and (work.repeat.before, work.repeat.decided_by, work.repeat.max_rounds)
+    return {
+        "stages": {name: replace(spec, config=None) for name, spec in work.stages.items()},
+        "edges": (work.name, work.num_blocks, work.items_per_block, work.edges, work.weight_edges),
+        "rounds": (loops, repeat),
+    }
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_graph_that_a_profile_makes_is_the_one_that_was_measured(run: str) -> None:
+    work = RUNS[run]()
+    measured = Measurements(work)
+    measured.stages = {name: Shown(seconds={(1, 1): [0.5], (2, 1): [0.5]}) for name in work.stages}
+    again = workflow_for(parse_profile(profile_of("x", cluster(2), measured, {}).to_dict()))
+    assert what_is_planned(again) == what_is_planned(work)
+    assert not any(spec.config for spec in again.stages.values())
+
+
+def test_a_profile_may_be_of_a_workflow_of_a_user() -> None:
+    measured = profile({name: stage(1.0, 1.0) for name in ("a", "b")})
+    found = workflow_for(replace(measured, workload=Workload("plan_cases.own_graph", 6)))
+    assert (tuple(found.stages), found.num_blocks) == (("a", "b"), 6)
+
+
+def test_a_profile_that_names_no_workflow_is_refused() -> None:
+    measured = profile({"a": stage(1.0, 1.0)})
+    with pytest.raises(ConfigError, match=r"workload.workflow is 'nowhere.graph', but nowhere cannot be imported"):
+        workflow_for(replace(measured, workload=Workload("nowhere.graph", 6)))
+    with pytest.raises(ConfigError, match="workload is missing"):
+        workflow_for(measured)
+
+
+def test_the_order_follows_the_edges() -> None:
+    work = graph(("c", "b", "a"), (("a", "c"), ("c", "b")))
+    assert work.order() == ("a", "c", "b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"edges": (("a", "x"),)}, r"edge a -> x names the stage 'x', but there are only \['a', 'b'\]"),
+        ({"edges": (("a", "b"), ("b", "a"))}, r"the edges among \['a', 'b'\] form a cycle: declare it as a loop"),
+        ({"loops": {"l": Loop("l", "a", "b", 0)}}, "chunk_steps=0, but a loop has at least one"),
+        ({"loops": {"l": Loop("l", "a", "a", 1)}}, "made of two stages"),
+        (
+            {"loops": {"k": Loop("k", "a", "b", 1), "l": Loop("l", "b", "c", 1)}, "stages": "abc"},
+            r"loop k shares \['b'\] with l: give each loop its own stages",
+        ),
+        ({"blocks": 0}, "there is no work in less than one"),
+    ],
+)
+def test_a_broken_workflow_is_refused_with_the_reason(changes: dict, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        graph(tuple(changes.pop("stages", "ab")), **{"edges": (), **changes})
+
+
+def stages(**changes: dict) -> dict[str, StageSpec]:
+    return {name: StageSpec(name, "fakes.x", None, **changes.get(name, {})) for name in "abc"}
+
+
+ENOUGH = Repeat("more", "c", "b", lambda rounds: RepeatDecision(True), max_rounds=3)
+CHAIN = (Edge("a", "b"), Edge("b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("repeat", "changes", "edges", "message"),
+    [
+        (replace(ENOUGH, before="x"), {}, CHAIN, "repeat more names the stage 'x'"),
+        (
+            replace(ENOUGH, decided_by="c"),
+            {},
+            CHAIN,
+            r"is decided by c, whose data does not reach c: let one decide of \['a', 'b'\]",
+        ),
+        (ENOUGH, {}, CHAIN[1:], r"\['a'\] are neither before nor behind c"),
+        (ENOUGH, {"c": {}}, CHAIN, "c waits for all rounds: give it whole=True"),
+    ],
+)
+def test_a_repeat_is_refused_with_the_reason(repeat: Repeat, changes: dict, edges: tuple, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Workflow("w", 4, stages(**{"c": {"whole": True}, **changes}), edges, repeat=repeat)
+
+
+def test_what_comes_before_the_stage_is_counted_by_rounds() -> None:
+    work = Workflow("w", 4, stages(c={"whole": True}), CHAIN, repeat=ENOUGH).with_rounds(1.5)
+    assert work.expected_rounds() == {"a": 1.5, "b": 1.5}
+    assert work.rounds({"b": [[1], [2]]}) == {"a": 2, "b": 2}

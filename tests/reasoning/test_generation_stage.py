@@ -155,3 +155,16 @@ def test_every_epoch_reads_all_that_was_sampled_once(monkeypatch, overrides, epo
     iterate(config, executor_for(config, config.plan.variants, 1, SerialSession()), 1)
     assert max(watched) > 0
     assert {block: sorted(rows) for block, rows in seen.items()} == dict.fromkeys(BLOCKS, sorted([*range(8)] * epochs))
+
+
+def test_boards_get_a_histogram_of_log_ratios_where_weights_move_within_an_iteration():
+    def counted(workers: int, *overrides: str):
+        config = tiny_math(*overrides)
+        metrics = iterate(config, executor_for(config, config.plan.variants, workers, SerialSession()), 1)[0]
+        return getattr(metrics.get("losses/log_ratio"), "counts", None)
+
+    alone = counted(1, *TWO_STEPS)
+    assert (alone > 0).sum() > 2, "most of the second epoch's ratios are not 1"
+    assert alone.tolist() == counted(2, *TWO_STEPS).tolist()
+    assert counted(1) is None
+    assert counted(1, *TWO_STEPS, "run.tensorboard=false") is None

@@ -1,4 +1,4 @@
-"""The serial session: all workers in one process, collective calls in threads."""
+"""The serial session: all workers in one process, collective calls in threads, switches, workers without torch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import weakref
 
 import pytest
 import torch
+from any_plan import Fake, fake
 
 from rlinf_embodied.cluster.hardware import Cluster, with_cores
-from rlinf_embodied.errors import HangError, ObjectiveError, WorkerError
+from rlinf_embodied.errors import HangError, ObjectiveError, PlanError, WorkerError
 from rlinf_embodied.execution.executor import worker_spec
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import (
@@ -23,6 +24,7 @@ from rlinf_embodied.runtime.host import (
     StepContext,
     WorkerHost,
     WorkerSpec,
+    solo_context,
 )
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.workflow.graph import StageSpec
@@ -186,3 +188,65 @@ def test_a_worker_is_started_once_however_often_it_is_named() -> None:
     session.close()
     with pytest.raises(KeyError):
         totals(session)
+
+
+def host(**exclusive: set[str]) -> WorkerHost:
+    worker = WorkerHost(WorkerSpec(0, "cpu"))
+    for number, (name, others) in enumerate(exclusive.items()):
+        context = solo_context(range(2))
+        context.exclusive = frozenset(others)
+        worker.add_stage(fake(name, number), context)
+    return worker
+
+
+def offloaded(worker: WorkerHost) -> set[str]:
+    return {name for name, stage in worker.stages.items() if isinstance(stage, Fake) and stage.offloaded}
+
+
+def spans(worker: WorkerHost, stage: str, method: str) -> list[str]:
+    (*_, receipt) = worker.invoke(Call(stage, method, StepContext(0), blocks=(0, 1) if method == "run" else ()), [])
+    assert isinstance(receipt, Receipt)
+    return [span.name for span in receipt.spans]
+
+
+def test_a_call_makes_room_and_comes_back() -> None:
+    worker = host(a={"c"}, b={"c"}, c={"a", "b"})
+    assert offloaded(worker) == {"a", "b"}  # made for the last one that was built
+    assert spans(worker, "b", "run") == ["c.offload", "b.onload", "b.run"]
+    assert offloaded(worker) == {"a", "c"}
+    assert spans(worker, "a", "run") == ["a.onload", "a.run"]
+    assert spans(worker, "a", "run") == ["a.run"]
+    assert spans(worker, "c", "enter") == ["a.offload", "b.offload", "c.onload"]
+    assert spans(worker, "c", "run") == ["c.run"]
+
+
+def test_a_stage_that_was_replaced_is_not_offloaded() -> None:
+    worker = host(a={"b"}, b={"a"})
+    worker.add_stage(fake("a", 0), solo_context(range(2)))
+    assert spans(worker, "a", "run") == ["a.run"]
+
+
+def test_a_plan_that_switches_what_cannot_be_switched_is_refused() -> None:
+    context = solo_context(range(1))
+    context.exclusive = frozenset({"actor"})
+    with pytest.raises(PlanError, match=r"takes env out of the memory of cpu for actor, but a Maker stays there"):
+        WorkerHost(WorkerSpec(0, "cpu")).add_stage(StageSpec("env", "fakes.Maker", None), context)
+
+
+HEAVY = {"torch", "sapien", "mani_skill", "gymnasium", "transformers", "matplotlib"}
+MOST_MB = 160  # measured: see docs; 64 of them and Ray fit into 16 GiB
+
+
+@pytest.mark.ray
+def test_a_worker_without_torch_stays_small(new_ray_session):
+    new_ray_session.start([WorkerSpec(0, "emulated")])
+    context = StageContext(0, "emulated", (0,), ((0,),), 1, (0,), SoloGroup(), {})
+    new_ray_session.add_stage(StageSpec("looker", "light_fakes.Looker", None), [context])
+    ((result, receipt),) = new_ray_session.submit([(0, Call("looker", "run", StepContext(0), (0,)), [])])
+    found, answer = new_ray_session.fetch([result, receipt], "looker")
+    assert found == {"seen": []}
+    assert isinstance(answer, Receipt)
+    modules, kilobytes = answer.report
+    assert "numpy" in modules
+    assert {name.split(".")[0] for name in modules} & HEAVY == set()
+    assert kilobytes / 1024 < MOST_MB

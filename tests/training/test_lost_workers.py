@@ -1,7 +1,8 @@
-"""A run in which a worker is lost ends with the weights and metrics of an undisturbed one."""
+"""A run in which a worker is lost ends as an undisturbed one; checkpoints that a run came from."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from rlinf_embodied.reasoning.critic_stage import CriticStage
 from rlinf_embodied.reasoning.evaluation import AnswerStage
 from rlinf_embodied.reasoning.fine_tuning import FineTuningStage
 from rlinf_embodied.reasoning.generation_stage import GenerationStage
+from rlinf_embodied.training.resume import outliving
 
 MATH = ["checkpoint.every=2", "eval.num_problems=8", "eval.num_samples=0"]
 LORA = ["policy.lora.rank=4", "algorithm.lr=1e-2"]
@@ -82,3 +84,24 @@ def test_a_fine_tuning_of_a_warm_start_is_made_again(tmp_path: Path, monkeypatch
     train(RUNS["math, lora"](f"run.dir={tmp_path / 'run'}"))
     same_end(tmp_path / "run", undisturbed)
     assert len(calls) > 3
+
+
+def checkpoint(folder: Path, text: str) -> Path:
+    (folder / "training_state").mkdir(parents=True)
+    (folder / "training_state" / "moments").write_text(text)
+    return folder
+
+
+def test_a_checkpoint_of_the_run_itself_is_kept_beside_it_and_one_of_another_run_left_alone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = checkpoint(run / "checkpoints" / "step_000001", "one")
+    (run / "checkpoints" / "latest").symlink_to(first.name, target_is_directory=True)
+    kept = outliving(run / "checkpoints" / "latest", run)
+    assert not kept.is_symlink()
+    shutil.rmtree(first)
+    assert (kept / "training_state" / "moments").read_text() == "one"
+    assert outliving(kept, run) == kept
+    second = outliving(checkpoint(run / "checkpoints" / "step_000002", "two"), run)
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoints", second.name]
+    other = checkpoint(tmp_path / "other", "two")
+    assert outliving(other, run) == other

@@ -1,14 +1,32 @@
-"""Every benchmark is a command: found by its name, with defaults, and one clear line for wrong words."""
+"""Every benchmark is a command that refuses wrong words, and each of its arms does the work that it is measured by."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
+from stable_baselines3 import PPO, SAC
 
 import experiments.bench
-from experiments.bench.harness import Benchmark
+from experiments.bench import sb3
+from experiments.bench.control import __main__ as control
+from experiments.bench.control.cases import CASES, words_of
+from experiments.bench.driver import __main__ as driver
+from experiments.bench.harness import Benchmark, Run
+from experiments.bench.recipe import __main__ as bench_recipe
+from experiments.bench.recipe.__main__ import commands
+from experiments.bench.rollout import parts
+from policies.actor_critic import ActorCriticOptions
+from policies.soft_actor import SoftActorOptions
+from rlinf_embodied.algorithms.transitions import ReplayConfig
+from rlinf_embodied.compose import compose, compose_train
+from rlinf_embodied.config import ExportConfig
+from rlinf_embodied.errors import ConfigError
 
 FOLDER = Path(str(experiments.bench.__file__)).parent
 MODULES = sorted(
@@ -33,3 +51,156 @@ def test_a_benchmark_has_the_name_of_its_module_and_refuses_unknown_words(name: 
         with pytest.raises(SystemExit, match="2"):
             found.main(["nonsense=1"])
         assert capsys.readouterr().err.startswith("error: nonsense")
+
+
+@pytest.mark.ray
+def test_every_call_of_an_iteration_is_counted(ray_cluster) -> None:
+    found = driver.measure_one(2, driver.Options(iterations=1, chunk_steps=3))
+    sides, shards = 2, 2
+    assert found.calls == shards * (1 + sides) + 1 + 2  # open and close; the steps, which are relayed; training on both
+    assert found.driver_s.count == 1
+    assert found.driver_s.low > 0
+
+
+@pytest.mark.parametrize("workers", ["3", "0", "many"])
+def test_workers_are_even_numbers(workers) -> None:
+    with pytest.raises(ConfigError, match=r"workers is .*a list of even numbers"):
+        driver.measure(Run(driver.Options(workers=workers), [], {}))
+
+
+@pytest.mark.parametrize("recipe", [*bench_recipe.RECIPES, *bench_recipe.TAUGHT])
+def test_every_recipe_is_a_config(recipe: str, tmp_path: Path) -> None:
+    *before, last = commands(recipe, 7, tmp_path, 30, None, ["run.num_iterations=2"])
+    config = compose_train([word for word in last if "=" in word])
+    assert (config.run.seed, config.eval.num_episodes, config.run.num_iterations) == (7, 30, 2)
+    if before:
+        teacher, recorded = ([word for word in words if "=" in word] for words in before)
+        assert not compose_train(teacher).env.cameras
+        assert compose(ExportConfig, recorded).env.options == config.env.options
+
+
+def test_the_first_recipe_is_the_demos(tmp_path: Path) -> None:
+    lines = (REPOSITORY / "Makefile").read_text().splitlines()
+    (line,) = [line for line in lines if "train_vla.py" in line]
+    for word in bench_recipe.RECIPES["pick"]:
+        assert f" {word} " in line
+
+
+SMALL = [
+    "env.num_envs=8",
+    "env.block_size=2",
+    "env.obs_size=16",
+    "env.horizon=10",
+    "policy.options.hidden_size=32",
+    "policy.options.num_layers=1",
+    "policy.options.num_heads=2",
+    "policy.options.stem_width=16",
+    "policy.options.keypoints=4",
+    "policy.options.num_bins=9",
+    "policy.options.critic_hidden_size=16",
+]
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_stock_env_and_rollout_do_the_same_work(tmp_path):
+    from envs.maniskill import make_env
+    from policies.tiny_vla import TinyVLA
+    from rlinf_embodied.embodied.policy_folder import save_policy
+
+    config = parts.bench_config(compose_train(SMALL), chunk_steps=3)  # a horizon of two chunks: every row is reset once
+    env = make_env(config.env, 1)
+    save_policy(TinyVLA(config.policy, env.spec, seed=0), tmp_path, config.env, config.policy)
+    env.close()
+    bench = parts.Bench(config, str(tmp_path), worker=0, num_workers=2, stock_steps=3)
+    assert {getattr(bench, name)().count for name in ("rollout", "env")} == {4 * 3 * 5}
+    assert bench.stock().count == 3
+
+
+def test_our_settings_are_sb3s_defaults() -> None:
+    theirs = {name: p.default for name, p in inspect.signature(PPO.__init__).parameters.items()}
+    config = sb3.our_config("mujoco", sb3.CASES["mujoco"], compile=True)
+    ours = config.algorithm
+    steps = config.env.num_envs * config.env.chunks_per_rollout
+    assert theirs["n_steps"] == sb3.CASES["mujoco"].steps == steps
+    assert theirs["batch_size"] == sb3.MINIBATCH == steps // ours.num_minibatches
+    assert theirs["n_epochs"] == ours.epochs
+    assert ours.one_optimizer
+    assert (theirs["learning_rate"], theirs["max_grad_norm"]) == (ours.lr, ours.max_grad_norm)
+    assert (theirs["gamma"], theirs["gae_lambda"], theirs["clip_range"]) == (ours.gamma, ours.gae_lambda, ours.clip_low)
+    assert (theirs["ent_coef"], theirs["target_kl"]) == (ours.entropy_coef, ours.target_kl)
+    assert (ours.lr_end_fraction, ours.clip_high, config.env.chunk) == (1.0, ours.clip_low, 1)
+    assert (ActorCriticOptions().hidden_size, ActorCriticOptions().num_layers) == (64, 2)  # SB3's MlpPolicy
+
+
+def test_our_sac_has_sb3s_defaults() -> None:
+    theirs = {name: p.default for name, p in inspect.signature(SAC.__init__).parameters.items()}
+    config = sb3.our_config("sac", sb3.CASES["sac"], compile=True)
+    ours = config.algorithm
+    assert (theirs["batch_size"], theirs["tau"], theirs["gamma"]) == (ours.batch_size, ours.tau, ours.gamma)
+    assert theirs["learning_rate"] == ours.lr == ours.value_lr
+    assert ours.schedule(config.env).updates == sb3.CASES["sac"].steps
+    assert ours.schedule(config.env).first_update == sb3.WARM_UP
+    assert (ours.critic_hidden_size, ours.critic_layers, SoftActorOptions().hidden_size) == (256, 2, 256)
+
+
+def test_both_arms_of_mujoco_do_all_of_the_work(monkeypatch) -> None:
+    short = replace(sb3.CASES["mujoco"], task="Pendulum-v1", num_envs=2, steps=128)
+    monkeypatch.setitem(sb3.CASES, "mujoco", short)
+    options = sb3.Options(cases="mujoco", rounds=2, iterations=1, compile=False)  # array types are checked, uncompiled
+    report = sb3.measure(Run(options, [], {}))
+    speed = report.content["env_steps_per_s"]["mujoco"]
+    assert set(speed) == {"ours", "sb3"}
+    assert all(spread.count == 2 and spread.low > 0 for spread in speed.values())
+    assert "mujoco: Pendulum-v1, 2 rows" in report.text
+    assert "mujoco: ours / sb3" in report.text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_is_a_training_that_composes(tmp_path, name) -> None:
+    case, config = CASES[name], compose_train(words_of(name, 7, tmp_path, []))
+    if not isinstance(config.algorithm, ReplayConfig):
+        assert config.hierarchy.on == bool(case.source)
+        assert config.warm_start.checkpoint == (
+            f"{tmp_path}/{case.source}/seed_7/checkpoints/latest" if case.source else None
+        )
+        return
+    assert config.algorithm.acts == (case.unit == "env steps")
+    assert config.run.num_iterations > config.algorithm.typical_iteration(config.env)
+
+
+def test_a_case_is_trained_once_with_what_it_begins_with_and_its_settings_stay(tmp_path, monkeypatch) -> None:
+    trained = []
+
+    class Trained:
+        """Stands for a training: writes the files of its run."""
+
+        def __init__(self, name: str, command: list[str], log: Path) -> None:
+            trained.append((name, command[2:]))
+            seed = int(name[-1])
+            summary = {"iterations": 2, "rl_s": 3.0}
+            for key, score in (("before", 1.0 * seed), ("after", 5.0 * seed)):
+                summary[key] = {"return": score, "return_interval": [0.0, score]}
+            rows = [{"iteration": 1, "global_step": 5, "eval/return": 3.0}, {"iteration": 2, "global_step": 10}]
+            (log.parent / "config.yaml").write_text("{}")
+            (log.parent / "manifest.json").write_text(json.dumps({"command": command[1:]}))
+            (log.parent / "summary.json").write_text(json.dumps(summary))
+            (log.parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+        def wait(self) -> None:
+            """Has ended."""
+
+    monkeypatch.setattr(control, "Child", Trained)
+    runs = [control.trained("iql", seed, tmp_path, 2, []) for seed in (1, 2)]
+    assert [name for name, _ in trained] == ["sac, seed 1", "iql, seed 1", "sac, seed 2", "iql, seed 2"]
+    assert f"data={tmp_path}/sac/seed_2/checkpoints/latest" in trained[-1][1]
+    assert "eval.every=3" in trained[-1][1]
+    assert list(control.curve(runs[0])) == [(0, 1), (5, 3), (10, 5)]
+    assert [control.trained("iql", seed, tmp_path, 2, []) for seed in (1, 2)] == runs
+    assert len(trained) == 4
+    row = control.table({"iql": runs}).rows[0]
+    assert list(row) == ["iql", "10 updates", "1.5", "7.5", "5.0", "3"]
+    control.draw({"iql": runs}, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 0
+    with pytest.raises(ConfigError, match=r"sac/seed_1 holds a training with other settings: use another folder="):
+        control.trained("iql", 1, tmp_path, 2, ["run.num_iterations=2"])
