@@ -1,7 +1,7 @@
 """Episodes that run freely against episodes turn by turn, and partial rollouts against waiting for the longest.
 
-python -m experiments.bench.episodes measure=free [seeds=3] [iterations=6] [blocks=1]
-python -m experiments.bench.episodes measure=partial [seeds=3] [iterations=8]
+python -m experiments.bench.episodes measure=free [seeds=3] [iterations=6] [blocks=1] [slow=1]
+python -m experiments.bench.episodes measure=partial [seeds=3] [iterations=8] [slow=1]
 
 The engine is emulated (experiments.bench.emulated_engine.py) and the tool sleeps, so that a busy machine hardly
 matters.  Everything else is real: the stages, the executor, the profile and the simulation that predicts a plan.
@@ -15,6 +15,7 @@ partial   128 completions with long tails (90 tokens; 99th percentile 1,200): wi
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import zlib
@@ -53,6 +54,8 @@ from rlinf_embodied.runtime.session import SerialSession
 _HERE = __spec__.name if __spec__ else __name__  # also when it is run as a command
 SHAPE = TinyLMConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, context_length=8192)
 _MEAN_S, _SPREAD = 0.3, 1.0  # of the tool's latency
+_SLOW = "EPISODES_SLOW"  # a variable: Options.slow, for what is imported by its dotted path
+_FACTOR = float(os.environ.get(_SLOW, "1"))
 _SETTINGS = """
     cluster=serial plan=collocated run.exact=false data.level=sum1-2-9 policy=folder
     algorithm.prompts_per_iteration=16 algorithm.group_size=8
@@ -67,6 +70,7 @@ class Options:
     seeds: int = 3
     iterations: int = 6
     blocks: int = 1
+    slow: float = 1.0  # emulated times are so many times as long, and printed seconds divided by it: for a busy machine
 
     def __post_init__(self) -> None:
         require_one_of(self, "", "measure", "free", "partial")
@@ -76,19 +80,19 @@ class Options:
 class TurnsEngine(EmulatedEngine):
     """A small model on a GPU: steps take longer with more rows, but not in proportion."""
 
-    step_s, row_s, median, spread = 6e-3, 1e-4, 16.0, 0.8
+    step_s, row_s, median, spread = 6e-3 * _FACTOR, 1e-4 * _FACTOR, 16.0, 0.8
 
 
 class TailsEngine(EmulatedEngine):
     """Completions of which few are very long."""
 
-    step_s, row_s, median, spread = 3e-3, 2e-5, 90.0, 1.1
+    step_s, row_s, median, spread = 3e-3 * _FACTOR, 2e-5 * _FACTOR, 90.0, 1.1
 
 
 def tool(text: str, problem: Problem) -> str | None:
     """Answers three turns of four, after a latency that follows from the turn."""
     key = (problem.id, zlib.crc32(text.encode()))
-    time.sleep(_MEAN_S * float(np.exp(_SPREAD * normal(0, "latency", *key) - _SPREAD**2 / 2)))
+    time.sleep(_MEAN_S * _FACTOR * float(np.exp(_SPREAD * normal(0, "latency", *key) - _SPREAD**2 / 2)))
     return "1;" if float(uniform(0, "over", *key)) < 0.75 else None
 
 
@@ -134,16 +138,16 @@ def arm(folder: str, own: Options, seed: int, words: Sequence[str]) -> Arm:
         configs=dict.fromkeys(stages, StageConfig(config, folder)),
         turns=config.num_turns if config.has_loop else 1,
     )
-    profile = measure(work, session, cluster, "episodes", {}, lambda *shown: None, budget_s=60.0)
+    profile = measure(work, session, cluster, "episodes", {}, lambda *shown: None, budget_s=60.0 * own.slow)
     plan = collocated(work, 1)
-    predicted_s = simulate(plan, Pricer(work, profile, cluster)).iteration_s
+    predicted_s = simulate(plan, Pricer(work, profile, cluster)).iteration_s / own.slow
     executor = Executor(work, plan, session, cluster)
     seconds, lengths, rewards = list[float](), list[int](), list[float]()
     for iteration in range(own.iterations):
         position = Position((100 + iteration) * config.rl.prompts_per_iteration)
         start = time.perf_counter()
         result = executor.run(StepContext(iteration, message=position))
-        seconds.append(time.perf_counter() - start)
+        seconds.append((time.perf_counter() - start) / own.slow)
         reports = result.all_of(stages[0 if config.has_loop else 1], GenerationReport)
         lengths += [n for report in reports for n in report.lengths]
         rewards += [float(right) for group in in_order(result.all_of("reward", list)) for right in group.correct]
@@ -185,7 +189,7 @@ def carried(folder: str, own: Options, seed: int, share: float) -> list[float]:
         generation.install_weights(at, export_weights(policy.module, iteration))
         start = time.perf_counter()
         reports.append(cast(GenerationReport, generation.run(at, {b: [part] for b, part in asked.items()}).report))
-        seconds.append(time.perf_counter() - start)
+        seconds.append((time.perf_counter() - start) / own.slow)
     lengths = [n for report in reports for n in report.lengths]
     stale = sum(report.stale or 0 for report in reports) / sum(lengths)
     shown = f"{mean(seconds[1:]):.2f} s, mean length {mean(lengths):.0f}, tokens of older weights {stale:.0%}"
@@ -204,6 +208,7 @@ def partial(folder: str, own: Options) -> None:
 
 def run(own: Options) -> None:
     """Makes the measurement."""
+    os.environ[_SLOW] = str(own.slow)
     with tempfile.TemporaryDirectory() as folder:
         CausalLM.tiny(SHAPE, 0).save(Path(folder))
         {"free": free, "partial": partial}[own.measure](folder, own)
