@@ -186,13 +186,16 @@ class VllmEngine:
                 **sampling.engine_options,
             },
         }
+        eager = (
+            {"TORCH_COMPILE_DISABLE": "1"} if sampling.engine_options.get("enforce_eager") else {}
+        )  # nor its samplers
         own = ("PYTHONPATH", "LD_PRELOAD")  # this project's, for its own Python
         variables = {k: v for k, v in os.environ.items() if k not in own}
         with (self._folder / "log").open("w") as log:
             self._server = subprocess.Popen(
                 [*self._command, json.dumps(given)],
                 **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True},
-                env=_DEFAULTS | variables | _SETTINGS,
+                env=_DEFAULTS | variables | _SETTINGS | eager,
                 start_new_session=True,  # an interruption of the run is not one of its server
             )
         self._inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
