@@ -147,6 +147,7 @@ def test_a_missing_environment_and_settings_that_it_cannot_have_are_refused(monk
 
 # ------------------------------------------------------------------------------------------------------- the real vLLM
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # vLLM starts twice
 def test_a_training_with_vllm_survives_the_end_of_its_server(monkeypatch, tmp_path: Path) -> None:
     try:
         installed_python()
