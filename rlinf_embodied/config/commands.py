@@ -213,7 +213,6 @@ class MathConfig(TrainingConfig):
             None in (self.tool._target_, self.agent._target_), "tool._target_", self.tool._target_, rule, "leave it out"
         )
         self.algorithm.check(self)
-        self.episodes.check(self)
 
     @property
     def rl(self) -> ReasoningAlgorithmConfig:
