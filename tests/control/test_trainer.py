@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from control_runs import DAGGER, HG_DAGGER, RLPD, reach, recorded, small
+from control_runs import DAGGER, HG_DAGGER, RECAP, RLPD, reach, recorded, small
 from runs import metric_rows, train, weights_of
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
@@ -54,13 +54,14 @@ RESUMED = {
     "rlpd": lambda played, *words: reach(*RLPD, *words),
     "dagger": lambda played, *words: reach(*DAGGER, *words),
     "hg_dagger": lambda played, *words: reach(*HG_DAGGER, *words),
+    "recap": lambda played, *words: reach(*RECAP, *words),
     "iql": lambda played, *words: recorded("iql", played, "algorithm.cosine=false", *words),  # it depends on the length
     "bc": lambda played, *words: recorded("bc", played, *words),
 }
 
 
 @pytest.mark.parametrize(
-    "name", ["rlpd", "iql", "hg_dagger", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dagger", "bc"))]
+    "name", ["rlpd", "iql", "hg_dagger", "recap", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dagger", "bc"))]
 )
 def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight, tmp_path, name) -> None:
     make = RESUMED[name]
