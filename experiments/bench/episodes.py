@@ -137,6 +137,7 @@ def arm(folder: str, own: Options, seed: int, words: Sequence[str]) -> Arm:
         blocks_per_batch=config.blocks_per_batch,
         configs=dict.fromkeys(stages, StageConfig(config, folder)),
         turns=config.num_turns if config.has_loop else 1,
+        receivers=(),
     )
     profile = measure(work, session, cluster, "episodes", {}, lambda *shown: None, budget_s=60.0 * own.slow)
     plan = collocated(work, 1)

@@ -222,7 +222,6 @@ class MathConfig(TrainingConfig):
         plain = self.generation.precision is Precision.float32 or not self.policy.lora.rank
         require(plain, "generation.precision", self.generation.precision.value, rule, action)
         self.algorithm.check(self)
-        self.episodes.check(self)
 
     @property
     def rl(self) -> ReasoningAlgorithmConfig:

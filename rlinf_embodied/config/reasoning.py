@@ -102,7 +102,7 @@ class EpisodesConfig:
         require(self.free or not self.carried, "episodes.carried", self.carried, rule, "use episodes.free=true")
 
     def check(self, config: MathConfig) -> None:
-        """Checks the section against the others of a training."""
+        """Checks the section against the others of a training by RL."""
         if not self.free:
             return
         exact, rule = config.run.exact, "when a tool answers decides which rows are decoded together"
@@ -261,6 +261,7 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         return self.epochs * self.num_minibatches
 
     def check(self, config: MathConfig) -> None:
+        config.episodes.check(config)
         agent, rule = config.agent._target_, "its episodes may have several rows, which a critic does not take"
         require(
             agent is None or self.name is not ReasoningName.ppo, "agent._target_", agent, rule, "use algorithm=grpo"

@@ -122,9 +122,10 @@ def update(engine: Engine, version: int, policy: LanguagePolicy) -> None:
 
 def version_spans(loaded: Sequence[tuple[int, int]], length: int) -> tuple[tuple[int, int], ...]:
     """Returns (version, number of tokens) of a row, from the versions that it had and the tokens before each."""
-    ends = [*(min(start, length) for _, start in loaded[1:]), length]
-    spans = [(version, end - start) for (version, start), end in zip(loaded, ends, strict=True)]
-    return tuple(span for span in spans if span[1] > 0)
+    ends, spans = [*(start for _, start in loaded[1:]), length], dict[int, int]()
+    for (version, start), end in zip(loaded, ends, strict=True):
+        spans[version] = spans.get(version, 0) + end - start
+    return tuple((version, count) for version, count in spans.items() if count > 0)
 
 
 def generate(engine: Engine, requests: GenerationBlock) -> Iterator[Group]:
