@@ -82,6 +82,7 @@ SHORT = [
     *("eval.num_episodes=2", "eval.num_envs=2", "warm_start.from_scratch=true"),
     "recovery.snapshot_share=1",
 ]
+FOUR = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
 BEHIND = [
     *("run.num_iterations=4", "checkpoint.every=1", "env.carry_over=true", "plan=collocated", "plan.max_staleness=2"),
     *("algorithm.tis_cap=2.0", "algorithm.lr_end_fraction=1.0"),
@@ -131,8 +132,7 @@ def short(*overrides: str) -> TrainConfig:
 
 def four(folder: Path, *overrides: str) -> TrainConfig:
     """Four iterations, a checkpoint after every second."""
-    short = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
-    return tiny(f"run.dir={folder}", *short, *overrides)
+    return tiny(f"run.dir={folder}", *FOUR, *overrides)
 
 
 def trainer_of(config: TrainConfig | MathConfig) -> Trainer:
