@@ -17,7 +17,7 @@ from training_faults import lost, once
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.evaluation import EvaluationEnvStage
-from rlinf_embodied.embodied.fine_tuning import FineTuningLearner
+from rlinf_embodied.embodied.fine_tuning import CloningLearner, FineTuningLearner
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.replay_stage import ReplayStage
 from rlinf_embodied.errors import ConfigError
@@ -30,6 +30,7 @@ from rlinf_embodied.reasoning.generation_stage import GenerationStage
 from rlinf_embodied.training.resume import outliving
 
 MATH = ["checkpoint.every=2", "eval.num_problems=8", "eval.num_samples=0"]
+CLONING = "algorithm.bc_coef=0.5"
 LORA = ["policy.lora.rank=4", "algorithm.lr=1e-2"]
 STALE = [
     *("algorithm.tis_cap=2.0", "algorithm.lr_end_fraction=1.0", "run.num_iterations=4"),
@@ -38,6 +39,9 @@ STALE = [
 RUNS: dict[str, Callable[..., TrainConfig | MathConfig]] = {
     "ppo": lambda *words: short("env.carry_over=true", *words),
     "grpo": lambda *words: tiny(*FOUR, *GRPO, *words),
+    "cloning, ppo": lambda *words: tiny(*FOUR, CLONING, *words),
+    "cloning, grpo": lambda *words: tiny(*FOUR, CLONING, *GRPO, *words),
+    "cloning, flow": lambda *words: tiny(*FOUR, CLONING, "policy=flow_vla", "algorithm.ratio_level=chunk", *words),
     "ahead": lambda *words: short(*BEHIND, *words),
     "two levels": lambda *words: two_levels(*FOUR, *words),
     "sac": small,
@@ -53,9 +57,11 @@ RUNS: dict[str, Callable[..., TrainConfig | MathConfig]] = {
     "math, fine-tuning": sft,
 }
 APART = ["plan=disaggregated", "cluster.num_devices=3"]
+TOGETHER = ["plan=collocated", "cluster.num_devices=2"]
 HALVES = ["plan=disaggregated", "cluster.num_devices=2"]
 # in which iteration, from 0, a run is stopped, and what its continuation changes
 STOPS = [
+    *((f"cloning, {objective}", 1, TOGETHER) for objective in ("ppo", "grpo", "flow")),
     *(("ppo", 1, HALVES), ("grpo", 1, HALVES), ("ahead", 0, APART), ("ahead", 2, APART), ("two levels", 1, [])),
     *(("sac", 1, HALVES), ("rlpd", 1, []), ("hg_dagger", 1, []), ("dagger", 1, [])),
     *(("fine-tuning", 0, []), ("fine-tuning", 2, []), ("math, fine-tuning", 0, []), ("math, fine-tuning", 2, [])),
@@ -69,6 +75,10 @@ FAULTS = {
     "a later snapshot": ("ppo", [], PolicyLearner, "export_snapshot", 2, False),
     "a checkpoint": ("ppo", [], PolicyLearner, "save", 1, False),
     "the set-up": ("ppo", [], PolicyLearner, "setup", 0, True),
+    **{
+        f"an update with cloning, {objective}": (f"cloning, {objective}", [], CloningLearner, "run", 2, True)
+        for objective in ("ppo", "grpo", "flow")
+    },
     "an update behind": ("ahead", [], PolicyLearner, "run", 2, True),
     "a rollout ahead": ("ahead", APART, EnvStage, "step", 11, True),
     "the lower level's update": ("two levels", [], PolicyLearner, "run", 3, False),
