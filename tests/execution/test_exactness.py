@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from control_runs import DAGGER, RLPD, reach, small
+from control_runs import DAGGER, RECAP, RLPD, reach, small
 from hierarchical_runs import digests, placed, two_levels
 from math_runs import DAPO, PPO, TWO_STEPS, tiny_math
 from placements import leaves, looped, switching
@@ -154,6 +154,7 @@ VARIANTS: dict[str, Variant] = {
     "sac": replaying(small, []),
     "rlpd": replaying(reach, RLPD),
     "dagger": replaying(reach, DAGGER),
+    "recap": replaying(reach, RECAP),
     "math": math([], compared=["collocated on 2, switching", "pipelined on 2, by pairs", "unlike splits"]),
     "math, truncated masked": math(
         ["algorithm.mask_truncated=true", "generation.max_new_tokens=4"], compared=["collocated on 2"]
@@ -203,6 +204,7 @@ TELLING = {
     ("sac", "unlike splits"),
     ("rlpd", "unlike splits"),
     ("dagger", "all apart"),
+    ("recap", "unlike splits"),
     ("ppo, carried over, 1 behind", "learner apart"),
     ("ppo, carried over, 2 behind", "hybrid on 2"),
     ("grpo, 1 behind", "disaggregated on 3"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from control_runs import DAGGER, HG_DAGGER, RLPD, reach, small
+from control_runs import DAGGER, HG_DAGGER, RECAP, RLPD, reach, small
 from hierarchical_runs import two_levels
 from math_runs import DAPO, PPO, sft, tiny_math
 from runs import BEHIND, FOUR, GRPO, SFT, short, tiny, train
@@ -48,6 +48,7 @@ RUNS: dict[str, Callable[..., TrainConfig | MathConfig]] = {
     "rlpd": lambda *words: reach(*RLPD, *words),
     "dagger": lambda *words: reach(*DAGGER, *words),
     "hg_dagger": lambda *words: reach(*HG_DAGGER, *words),
+    "recap": lambda *words: reach(*RECAP, *words),
     "fine-tuning": lambda *words: tiny(*SFT, "warm_start.num_demos=8", *words),
     "math": lambda *words: tiny_math(*MATH, *words),
     "math, lora": lambda *words: tiny_math(*MATH, *LORA, *words),
@@ -63,7 +64,7 @@ HALVES = ["plan=disaggregated", "cluster.num_devices=2"]
 STOPS = [
     *((f"cloning, {objective}", 1, TOGETHER) for objective in ("ppo", "grpo", "flow")),
     *(("ppo", 1, HALVES), ("grpo", 1, HALVES), ("ahead", 0, APART), ("ahead", 2, APART), ("two levels", 1, [])),
-    *(("sac", 1, HALVES), ("rlpd", 1, []), ("hg_dagger", 1, []), ("dagger", 1, [])),
+    *(("sac", 1, HALVES), ("rlpd", 1, []), ("hg_dagger", 1, []), ("recap", 1, []), ("dagger", 1, [])),
     *(("fine-tuning", 0, []), ("fine-tuning", 2, []), ("math, fine-tuning", 0, []), ("math, fine-tuning", 2, [])),
     *(("math", 1, HALVES), ("math, ppo, lora", 1, HALVES), ("math, dapo", 1, HALVES), ("math, ahead", 1, HALVES)),
 ]
