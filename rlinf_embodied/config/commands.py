@@ -14,6 +14,7 @@ from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryCon
 from rlinf_embodied.config.reasoning import (
     AgentConfig,
     AnswerEvalConfig,
+    EpisodesConfig,
     GenerationConfig,
     LanguageAlgorithmConfig,
     LanguageWarmStartConfig,
@@ -194,6 +195,7 @@ class MathConfig(TrainingConfig):
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     tool: ToolConfig = field(default_factory=ToolConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
+    episodes: EpisodesConfig = field(default_factory=EpisodesConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     warm_start: LanguageWarmStartConfig = field(default_factory=LanguageWarmStartConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
@@ -224,6 +226,11 @@ class MathConfig(TrainingConfig):
         return self.tool.num_turns if self.agent._target_ is None else self.agent.max_requests
 
     @property
+    def has_loop(self) -> bool:
+        """Whether episodes are a loop of two stages, turn by turn."""
+        return not self.episodes.free and (self.num_turns > 1 or self.agent._target_ is not None)
+
+    @property
     def num_rows(self) -> int:
         """Completions of a round."""
         return self.rl.prompts_per_iteration * self.rl.group_size
@@ -240,6 +247,11 @@ class MathConfig(TrainingConfig):
     @property
     def prompts_per_block(self) -> int:
         return self.rows_per_block // self.rl.group_size
+
+    @property
+    def carried_per_block(self) -> int:
+        """Prompts of a block that are under way beyond those that an iteration trains on."""
+        return round(self.episodes.carried * self.prompts_per_block)
 
     @property
     def blocks_per_batch(self) -> int:

@@ -148,6 +148,7 @@ class ActorStage(LanguageLearner):
             self._objective = Objective(self._policy, self._algorithm, *settings, {}, counts)
             self._differences: tuple[float, float] | None = None
             self._stale = step_context.staleness > 0
+            self._mixed = self._stale or self._config.carried_per_block > 0  # tokens of older weights
             self._own(self._owners)
         ppo = self._algorithm.name is ReasoningName.ppo
         warming = ppo and step_context.iteration < self._algorithm.critic_warmup_iterations
@@ -259,7 +260,7 @@ class ActorStage(LanguageLearner):
         found = torch.stack(list(self._reducer.gather_blocks(own).values())).amax(0)
         self._differences = (float(found[0]), float(found[1]))
         precisions = {self._config.policy.precision, self._algorithm.precision}
-        if not self._stale and self.device == "cpu" and precisions == {Precision.float32}:
+        if not self._mixed and self.device == "cpu" and precisions == {Precision.float32}:
             require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
             require_unit_ratio(self._differences[1], _LARGEST_RATIO)
         return False
