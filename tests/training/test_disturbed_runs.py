@@ -53,6 +53,7 @@ RUNS: dict[str, Callable[..., TrainConfig | MathConfig]] = {
     "math": lambda *words: tiny_math(*MATH, *words),
     "math, lora": lambda *words: tiny_math(*MATH, *LORA, *words),
     "math, ppo, lora": lambda *words: tiny_math(*MATH, *PPO, *LORA, *words),
+    "math, bfloat16": lambda *words: tiny_math(*MATH, "generation.precision=bfloat16", *words),
     "math, dapo": lambda *words: tiny_math(*MATH, *DAPO, *words),
     "math, ahead": lambda *words: tiny_math(*MATH, *DAPO, *STALE, *words),
     "math, fine-tuning": sft,
@@ -67,6 +68,7 @@ STOPS = [
     *(("sac", 1, HALVES), ("rlpd", 1, []), ("hg_dagger", 1, []), ("recap", 1, []), ("dagger", 1, [])),
     *(("fine-tuning", 0, []), ("fine-tuning", 2, []), ("math, fine-tuning", 0, []), ("math, fine-tuning", 2, [])),
     *(("math", 1, HALVES), ("math, ppo, lora", 1, HALVES), ("math, dapo", 1, HALVES), ("math, ahead", 1, HALVES)),
+    ("math, bfloat16", 1, HALVES),
 ]
 HELD = {"ppo": {"carry_over"}, "math, ppo, lora": {"critic_module", "policy_module"}}  # of these, by the checkpoint
 # the method of a stage in which a worker is lost: at which call, before or after its work
