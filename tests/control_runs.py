@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 from pathlib import Path
+
+from runs import fresh
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.compose import compose_train
@@ -66,12 +66,7 @@ def small(*overrides: str) -> TrainConfig:
     given = SMALL | dict(text.split("=", 1) for text in overrides)
     if given["algorithm"] in ("bc", "dagger", "hg_dagger", "recap"):  # which have no critics
         given["algorithm.critic_hidden_size"] = "None"
-    return copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in given.items() if value != "None")))
-
-
-@functools.cache  # composing takes a fifth of a second
-def _composed(overrides: tuple[str, ...]) -> TrainConfig:
-    return compose_train(overrides)
+    return fresh(compose_train, (f"{key}={value}" for key, value in given.items() if value != "None"))
 
 
 def learning(kind: type[Algorithm], policy: object, algorithm: AlgorithmConfig, num_blocks: int = 1, seed: int = 5):

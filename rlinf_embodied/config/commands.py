@@ -212,6 +212,15 @@ class MathConfig(TrainingConfig):
         require(
             None in (self.tool._target_, self.agent._target_), "tool._target_", self.tool._target_, rule, "leave it out"
         )
+        engine, own = self.generation.engine, self.generation.engine == "vllm"
+        rule, action = "vLLM's kernels promise no bits", "set run.exact=false, or use generation.engine=exact"
+        require(not (own and self.run.exact.holds), "generation.engine", engine, rule, action)
+        half = self.policy.precision is not Precision.float32
+        rule, action = "vLLM gets merged weights, in which bfloat16 loses small updates", "use policy.precision=float32"
+        require(not (own and half), "policy.precision", self.policy.precision.value, rule, action)
+        rule, action = "adapters are sent by themselves, to a copy in policy.precision", "leave it out"
+        plain = self.generation.precision is Precision.float32 or not self.policy.lora.rank
+        require(plain, "generation.precision", self.generation.precision.value, rule, action)
         self.algorithm.check(self)
 
     @property

@@ -25,10 +25,12 @@ class GenerationConfig:
     top_p: float = 1.0  # only the likeliest tokens that hold this probability together
     min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
     stop: list[str] = field(default_factory=list)  # texts that end a completion, which includes them
+    precision: Precision = Precision.float32  # of a copy of the weights for it in training; what changed is sent to it
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
     rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker
     max_num_seqs: int = 128  # of these at a time; the next one starts as soon as one has ended
-    engine: str = "exact"  # that of this project (reasoning/generation.py), or a dotted path of an Engine
+    engine: str = "exact"  # that of this project (reasoning/generation.py), vllm, or a dotted path of an Engine
+    engine_options: dict[str, Any] = field(default_factory=dict)  # vLLM's EngineArgs: {gpu_memory_utilization: 0.4}
 
     def __post_init__(self) -> None:
         require_numbers(self, "generation", "max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs", low=1)
@@ -37,6 +39,10 @@ class GenerationConfig:
         require_numbers(self, "generation", "top_p", above=True, high=1)
         require_numbers(self, "generation", "min_p", high=1)
         require(all(self.stop), "generation.stop", self.stop, "an empty text stands everywhere", "leave it out")
+        plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": []} if self.engine == "vllm" else {}
+        for name, value in plain.items():
+            given, rule = getattr(self, name), "with vllm log-probs are those of all that can be sampled"
+            require(given == value, f"generation.{name}", given, rule, "leave it out, or use generation.engine=exact")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -23,7 +23,10 @@ from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.plug_ins import load_plug_in
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt
 
-_ENGINES = {"exact": "rlinf_embodied.reasoning.generation.ExactEngine"}  # generation.engine, by name
+_ENGINES = {  # generation.engine, by name
+    "exact": "rlinf_embodied.reasoning.generation.ExactEngine",
+    "vllm": "rlinf_embodied.reasoning.vllm_engine.VllmEngine",
+}
 
 
 @dataclass(frozen=True, slots=True)

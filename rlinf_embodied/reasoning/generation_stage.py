@@ -16,9 +16,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from typing import cast
 
+import torch
+
+from rlinf_embodied.config import Precision
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy
@@ -76,9 +80,15 @@ class GenerationStage(LanguageStage):
     def __init__(self, made: StageConfig) -> None:
         super().__init__(made)
         self._under_way: tuple[tuple[int, ...], dict[int, Iterator[Group]]] = (), {}  # key, by the set's first block
+        if made.config.generation.precision is Precision.bfloat16:
+            self._made = replace(made, share="generation")
 
     def setup(self, context: StageContext) -> None:
+        """Loads the model, or takes the worker's copy, in bfloat16 one of its own; and makes the engine."""
         super().setup(context)
+        if self._config.generation.precision is Precision.bfloat16:
+            for parameter in self._shared.policy.module.parameters():  # buffers, as of rotary embeddings, stay exact
+                parameter.data = parameter.data.to(torch.bfloat16)
         self._engine = engine_of(self._config, self._shared.policy, self._shared.version)
         free = self._config.episodes.free
         self._free = FreeRunning(self._config, self._shared.policy.codec, self._engine) if free else None

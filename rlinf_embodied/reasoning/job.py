@@ -29,6 +29,7 @@ from rlinf_embodied.reasoning.fine_tuning import FINE_TUNING, fine_tuning_workfl
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Position, Prompts
 from rlinf_embodied.reasoning.tool_calls import tool_of
+from rlinf_embodied.reasoning.vllm_engine import installed_python
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster
@@ -126,6 +127,8 @@ class ReasoningJob:
         reward_function(config.reward)
         tool_of(config.tool)
         agent_of(config.agent)
+        if config.generation.engine == "vllm":
+            installed_python()
         problem_source(config.data, config.run.seed)
         model = None if folder is None else str(folder)
         Prompts.of(config, model, Split.train).batch(0, 1)

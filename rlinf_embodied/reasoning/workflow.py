@@ -20,7 +20,7 @@ from typing import cast
 
 import numpy as np
 
-from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
+from rlinf_embodied.config import MathConfig, Precision, ReasoningName, Sharding
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.reasoning.actor_stage import actor_inputs
@@ -56,6 +56,7 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         repeat=resample if algorithm.dynamic_sampling else None,
         configs=configs,
         receivers=("generation", "old_log_probs", *(("reference",) if adapted else ())),
+        changes=["generation"] * (config.generation.precision is not Precision.float32),
         waiting=[*["reward"] * config.reward.waits, *["episodes"] * (config.tool.waits or config.agent.waits)],
         turns=config.num_turns if episodic else 1,
     )
@@ -116,6 +117,10 @@ def run_iteration(
         metrics["rollout/stale_tokens"] = sum(stale) / sum(lengths)
     for name in groups[0].named:
         metrics[f"reward/{name}"] = sum(group.named[name] for group in groups) / completions
+    if any(edge.changes for edge in executor.workflow.weight_edges):
+        installs = result.all_of("generation.install_weights", tuple)
+        sent, whole = (sum(report[part] for report in installs) for part in (0, 1))
+        metrics |= {"charts/weights_sent_mb": sent / 1e6, "charts/weights_sent_share": sent / whole}
     if executor.plan.staleness:
         metrics["rollout/staleness"] = float(result.staleness)
     if "critic" in executor.workflow.stages:
