@@ -29,7 +29,7 @@ CONFIG, WEIGHTS, STATISTICS = "config.json", "model.safetensors", "dataset_stati
 _SCALE = "_scale"  # modules of this name ending hold statistics in `mean` and `std`
 _OPTIONS = "options."
 _ACTION = "give a policy checkpoint folder"
-_FREE = ("temperature", "noise_repeat", "_target_")  # settings of use, not of shape
+_FREE = ("temperature", "noise_repeat", "prompt_suffix", "_target_")  # settings of use, not of shape
 _OPTIONAL = "noise."  # how tensors begin that a policy with other options of use may lack
 
 
@@ -105,8 +105,7 @@ def _adopt(
                 f"set policy.{name}={value} or give another checkpoint"
             )
     use = {name: ours[_OPTIONS + name] for name in free if _OPTIONS + name in ours}
-    sampling = {"temperature": wanted.temperature, "noise_repeat": wanted.noise_repeat}
-    return replace(saved, **sampling, _target_=wanted._target_, options=saved.options | use)
+    return replace(saved, **{name: getattr(wanted, name) for name in _FREE}, options=saved.options | use)
 
 
 def _settings(config: PolicyConfig, options_type: type) -> dict[str, object]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 from pathlib import Path
+
+from runs import fresh
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.compose import compose_train
@@ -42,6 +42,11 @@ RLPD = [
     "algorithm.updates_per_step=0.1",
 ]
 HG_DAGGER = ["algorithm=hg_dagger", "algorithm.expert_steps=40", "algorithm.warmup_steps=0"]
+RECAP = [
+    *("algorithm=recap", "policy=tiny_vla", "algorithm.expert_steps=40", "algorithm.warmup_steps=0", "env.horizon=5"),
+    *("env.cameras=[base_camera]", "env.obs_size=16", "warm_start.from_scratch=true", "policy.critic=observation"),
+    *(f"policy.options.{o}" for o in ("num_layers=1", "num_heads=2", "stem_width=16", "keypoints=4", "num_bins=9")),
+]
 DAGGER = ["algorithm=dagger", "algorithm.expert_steps=40", "algorithm.warmup_steps=0"]
 
 
@@ -59,14 +64,9 @@ def recorded(algorithm: str, folder: Path, *overrides: str) -> TrainConfig:
 def small(*overrides: str) -> TrainConfig:
     """Returns the config of a run that takes about a second; each key is given once, so `overrides` win."""
     given = SMALL | dict(text.split("=", 1) for text in overrides)
-    if given["algorithm"] in ("bc", "dagger", "hg_dagger"):  # which have no critics
+    if given["algorithm"] in ("bc", "dagger", "hg_dagger", "recap"):  # which have no critics
         given["algorithm.critic_hidden_size"] = "None"
-    return copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in given.items() if value != "None")))
-
-
-@functools.cache  # composing takes a fifth of a second
-def _composed(overrides: tuple[str, ...]) -> TrainConfig:
-    return compose_train(overrides)
+    return fresh(compose_train, (f"{key}={value}" for key, value in given.items() if value != "None"))
 
 
 def learning(kind: type[Algorithm], policy: object, algorithm: AlgorithmConfig, num_blocks: int = 1, seed: int = 5):

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from light_fakes import Fake
 
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
-class Maker:
+class Maker(Fake):
     """Makes a list per block, and shows its worker which."""
-
-    def __init__(self, config: object) -> None:
-        pass
 
     def setup(self, context: StageContext) -> None:
         self.made = context.share("made", dict)
@@ -25,11 +23,8 @@ class Maker:
         return Output(made)
 
 
-class Taker:
+class Taker(Fake):
     """Reports for each block whether it got the very object that was made in its worker, and what was in it."""
-
-    def __init__(self, config: object) -> None:
-        pass
 
     def setup(self, context: StageContext) -> None:
         self.made = context.share("made", dict)
@@ -39,14 +34,8 @@ class Taker:
         return Output(dict.fromkeys(inputs), report)
 
 
-class Arrays:
+class Arrays(Fake):
     """Makes a numpy array and a tensor; given them, it tries to write to both and reports what came of it."""
-
-    def __init__(self, config: object) -> None:
-        pass
-
-    def setup(self, context: StageContext) -> None:
-        pass
 
     def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
         if not any(inputs.values()):

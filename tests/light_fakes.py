@@ -11,14 +11,16 @@ import numpy as np
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
-class Looker:
+class Fake:
+    """Is made with any config, and needs no place."""
+
+    def __init__(self, config: object) -> None: ...
+
+    def setup(self, context: StageContext) -> object: ...
+
+
+class Looker(Fake):
     """Answers with the modules of its process and its resident memory."""
-
-    def __init__(self, config: object) -> None:
-        pass
-
-    def setup(self, context: StageContext) -> None:
-        pass
 
     def run(self, step_context: StepContext, inputs: dict[int, list[object]]) -> Output:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -26,14 +28,11 @@ class Looker:
         return Output({block: {"seen": parts} for block, parts in inputs.items()}, (set(sys.modules), int(kilobytes)))
 
 
-class Learner:
+class Learner(Fake):
     """Has as many weights as its config says; its version is the number of iterations that it has run."""
 
     def __init__(self, config: int) -> None:
         self.num_weights, self.version = config, 0
-
-    def setup(self, context: StageContext) -> None:
-        pass
 
     def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
         self.version += 1
@@ -44,14 +43,11 @@ class Learner:
         return {"version": self.version, "weights": weights, "checksum": zlib.crc32(weights.data)}
 
 
-class Reader:
+class Reader(Fake):
     """Reports the version of the weights that it has, which came whole."""
 
     def __init__(self, config: object) -> None:
         self.version = 0
-
-    def setup(self, context: StageContext) -> None:
-        pass
 
     def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
         return Output(dict.fromkeys(inputs), self.version)
@@ -63,11 +59,8 @@ class Reader:
         return self.version
 
 
-class Where:
+class Where(Fake):
     """Says at its set-up on which of Ray's nodes it is."""
-
-    def __init__(self, config: None) -> None:
-        pass
 
     def setup(self, context: StageContext) -> str:
         import ray

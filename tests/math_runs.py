@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import functools
+from runs import fresh
 
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import MathConfig
@@ -54,12 +53,7 @@ def tiny_math_overrides(*overrides: str) -> list[str]:
 
 def tiny_math(*overrides: str) -> MathConfig:
     """Returns the config of that run."""
-    return copy.deepcopy(_composed(tuple(tiny_math_overrides(*overrides))))
-
-
-@functools.cache  # composing takes longer than the run
-def _composed(overrides: tuple[str, ...]) -> MathConfig:
-    return compose_math(overrides)
+    return fresh(compose_math, tiny_math_overrides(*overrides))
 
 
 def sft(*overrides: str) -> MathConfig:

@@ -63,3 +63,5 @@ def same_end(folder: Path, other: Path) -> None:
         ours, theirs = (checkpoint.load_tensors(f / "checkpoints/latest", name) for f in (folder, other))
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items()), name
+    ours, theirs = (sorted((f / "checkpoints/latest").rglob("model.safetensors")) for f in (folder, other))
+    assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]

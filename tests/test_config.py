@@ -182,6 +182,9 @@ BAD_INPUT = [
     (TRANSITIONS, "algorithm=iql", "data is None|learns from recorded transitions|give data="),
     (TRANSITIONS, "algorithm=dagger data=x algorithm.expert_steps=0", "data is 'x'|learns from what it gathers"),
     (TRANSITIONS, "algorithm=rlpd data=x", "algorithm.expert_steps is 4000|holds the demonstrations|use 0"),
+    (VLA, "algorithm=recap env.cameras=[]", "env.cameras is []|a text in the prompt|use policy=tiny_vla"),
+    (VLA, "algorithm=recap algorithm.capacity=2001", "algorithm.capacity is 2001|steps of all|use 2000"),
+    (VLA, "algorithm=recap algorithm.warmup_steps=64", "algorithm.warmup_steps is 64|of every row has ended|use 400"),
     (TRANSITIONS, "algorithm=dagger algorithm.expert_steps=0", "expert_steps is 0|begins with|use 2000"),
     (VLA, "algorithm.dual_clip=0.5", "algorithm.dual_clip is 0.5|above 1|use 3.0"),
     (

@@ -1,6 +1,6 @@
-"""Installs a simulator, lerobot or vla-eval into a virtual environment, since its versions conflict with those of runs.
+"""Installs a simulator, lerobot, vla-eval or vLLM into a virtual environment, as versions conflict with those of runs.
 
-python -m experiments.setup.foreign env=<name>    aloha, lerobot, libero, metaworld, pusht, so101 or vla_eval
+python -m experiments.setup.foreign env=<name>    aloha, lerobot, libero, metaworld, pusht, so101, vla_eval or vllm
 
 installs the versions of experiments/setup/<name>.txt into .venv-<name> (or the folder that the variable
 RLINF_EMBODIED_<NAME> names), and an off-screen renderer where there is none and it may (root on Debian or
@@ -109,14 +109,14 @@ class Installation:
 class Options:
     """The keys."""
 
-    env: str = ""  # aloha, lerobot, libero, metaworld, pusht, so101 or vla_eval
+    env: str = ""  # aloha, lerobot, libero, metaworld, pusht, so101, vla_eval or vllm
 
 
 def set_up(own: Options) -> int:
     """Installs and checks; returns the exit code."""
     wanted = Installation.of(own.env)
     folder = folder_of(wanted.key)
-    print(f"set-up of {folder}: up to 2 GB on disk (lerobot: 6 GB) if nothing is there yet", flush=True)
+    print(f"set-up of {folder}: up to 2 GB on disk (vllm: 3, lerobot: 6 GB) if nothing is there yet", flush=True)
     try:
         wanted.install_packages(folder)
     except subprocess.CalledProcessError as error:

@@ -64,7 +64,8 @@ class CloningTerm:
         training, data, key = self._training, self.demonstrations[block], (*self._drawn, block, np.arange(number))
         index = torch.from_numpy((words(training.seed, "cloning", *key) % np.uint64(len(data))).astype(np.int64))
         part, device = data.rows(index), training.context.device
-        features, targets = self._policy.encode_trainable(part.observation.to(device)), part.targets(device)
+        observation = part.observation.prompted(training.settings.prompt_suffix).to(device)
+        features, targets = self._policy.encode_trainable(observation), part.targets(device)
         targets |= drawn_noise(training, "cloning/noise", *key)
         loss = self._policy.imitation_loss(features, part.actions.to(device), targets)
         found = {IMITATION_LOSS: float(loss.detach()), CHUNKS: float(number)}

@@ -110,7 +110,7 @@ class DaggerConfig(BehaviourCloningConfig):
     columns = ("state", "expert_action")
 
     def check(self, config: TrainConfig) -> None:
-        rule = "DAgger learns from what it gathers"
+        rule = f"{self.name} learns from what it gathers"
         require(not config.files, "data", config.data, rule, "leave it out")
         rule = "DAgger begins with what the expert does"
         require(self.expert_steps > 0, "algorithm.expert_steps", self.expert_steps, rule, "use 2000")
@@ -156,8 +156,12 @@ class Imitation(_Imitating):
         expert = transitions.EXPERT_ACTION
         actions = columns[expert if expert in columns else transitions.ACTION]
         targets = {_NOISE: columns[_NOISE]} if _NOISE in columns else {}
-        features = self._policy.encode_trainable(transitions.observation_of(columns))
+        features = self._policy.encode_trainable(self._observation(columns))
         return _loss_sums(self._policy.imitation_loss(features, actions[:, None], targets), len(actions))
+
+    def _observation(self, columns: Columns) -> Observation:
+        """Returns what the policy sees when it learns from transitions."""
+        return transitions.observation_of(columns).prompted(self.training.settings.prompt_suffix)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -223,7 +227,7 @@ class FineTuning(_Imitating):
         super().__init__(training)
         algorithm = self.algorithm
         self._features: dict[int, Features] = {}
-        given = algorithm.proprio_jitter
+        given, self._suffix = algorithm.proprio_jitter, training.settings.prompt_suffix
         self._jitter = self._policy.proprio_jitter if given is None else given
         self._copies = [self._policy]
         self._scored: Callable[[_Loss], Tensor] = lambda loss: loss(self._policy)
@@ -348,7 +352,7 @@ class FineTuning(_Imitating):
             self._features[block] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _encoded(self, observation: Observation) -> Features:
-        return self._policy.encode_frozen(observation.to(self._device))
+        return self._policy.encode_frozen(observation.prompted(self._suffix).to(self._device))
 
     @torch.no_grad()
     def _pooled(self, data: Mapping[int, Chunks]) -> dict[int, Tensor]:
@@ -366,7 +370,7 @@ class FineTuning(_Imitating):
         drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
         jitter = torch.from_numpy(drawn).to(self._device) * self._jitter
         targets |= part.targets(self._device, helpers=whole)
-        observation, actions = observation.to(self._device), part.actions.to(self._device)
+        observation, actions = observation.prompted(self._suffix).to(self._device), part.actions.to(self._device)
 
         def loss(policy: ImitationPolicy) -> Tensor:
             if whole:

@@ -7,11 +7,13 @@
     terminated      float32 [M]               1 where the task ended the episode; 0 where it continues, or time was up
     expert_action   float32 [M, A]            what the scripted expert would have done
     is_intervention float32 [M]               1 where a human acted in place of the policy (LeRobot's name)
+    outcome         float32 [M]               1 where the episode ended solved, -1 where it ended unsolved, else 0
+    privileged      float32 [M, Q]            the simulator's state before the step
     images.<camera> uint8 [M, H, W, 3]        what a camera showed
     instruction     uint8 [M, 256]            UTF-8, filled up with zeros (of envs with cameras)
 
 M transitions of a block are in the order of steps, then rows.  An algorithm names the columns that it needs, and gets
-those of all U updates of an iteration, [U, R, ...].
+those of all U updates of an iteration, [U, R, ...]; where it learns from returns also "return", see `episode_returns`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ Columns = dict[str, Tensor]  # all of the same length M
 
 STATE, ACTION, REWARD, NEXT_STATE, TERMINATED = "state", "action", "reward", "next_state", "terminated"
 EXPERT_ACTION, IMAGES, INSTRUCTION = "expert_action", "images.", "instruction"
-IS_INTERVENTION = "is_intervention"
+IS_INTERVENTION, OUTCOME, RETURN = "is_intervention", "outcome", "return"
 _TEXT = 256  # bytes
 
 
@@ -59,6 +61,7 @@ class ReplayConfig(AlgorithmConfig):
     columns = (STATE, ACTION, REWARD, NEXT_STATE, TERMINATED)
     policy_method = "sample"
     sees_images: ClassVar[bool] = False  # whether transitions hold images where the env has cameras
+    has_returns: ClassVar[bool] = False  # whether it learns from the returns of episodes that have ended
     mixes: ClassVar[bool] = False  # whether demonstrations are a share of each batch
     tolerance: ClassVar[float] = math.inf  # where the policy's action is farther from the expert's, the expert acts
 
@@ -86,6 +89,10 @@ class ReplayConfig(AlgorithmConfig):
             first = expert + -(-self.warmup_steps // steps)
             updates = max(1, round(self.updates_per_step * steps))
         return ReplaySchedule(rows, round(rows * self.demonstration_share), updates, steps, expert, first)
+
+    def all_columns(self, config: TrainConfig) -> tuple[str, ...]:
+        """Returns the columns that it needs of a training's transitions, with those of what the policy sees."""
+        return (*self.columns, *seen_columns(config.env.cameras))
 
     def bootstraps(self, critic: Critic) -> bool:
         return True  # a transition does not tell whether time was up
@@ -151,6 +158,26 @@ def observation_of(columns: Columns) -> Observation:
         texts = tuple(bytes(row).rstrip(b"\0").decode(errors="ignore") for row in rows)
     images = {name.removeprefix(IMAGES): column for name, column in columns.items() if name.startswith(IMAGES)}
     return Observation({PROPRIO: states}, texts, images)
+
+
+def episode_returns(outcomes: Tensor, rows: int, horizon: int) -> Tensor:
+    """Returns what is left of the episode of each transition as a number in [-1, 0], float32 [M]; NaN while it runs.
+
+    R_t = -(T - t) / horizon where the episode ends solved in its env step T, -1 where it ends unsolved: equation 5 of
+    arXiv:2511.14759, by the length of the longest episode, with a failure that costs no less than that.
+
+    Args:
+        outcomes: float32 [M], of the transitions of a block in the order of steps, then rows.
+        rows: of the block.
+        horizon: env steps of an episode, at most.
+    """
+    by_step = outcomes.unflatten(0, (-1, rows))
+    number = len(by_step)
+    step = torch.arange(number)[:, None]
+    end = torch.where(by_step == 0, number, step).flip(0).cummin(0).values.flip(0)  # `number`: none yet
+    how = torch.cat([by_step, by_step.new_full((1, rows), math.nan)]).gather(0, end)
+    left = torch.where(how > 0, -(end - step) / horizon, -1.0)
+    return torch.where(how.isnan(), math.nan, left).flatten()
 
 
 def each_update(data: Mapping[int, Columns]) -> Iterator[dict[int, Columns]]:

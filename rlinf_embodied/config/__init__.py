@@ -39,9 +39,11 @@ from rlinf_embodied.config.learning import Critic, ImageAugmentation, NormMode, 
 from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig
 from rlinf_embodied.config.reasoning import (
     AgentConfig,
+    EpisodesConfig,
     EvalSetConfig,
     LanguageAlgorithmConfig,
     LanguageSFTConfig,
+    Late,
     LossLevel,
     ReasoningAlgorithmConfig,
     ReasoningName,

@@ -14,6 +14,7 @@ from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryCon
 from rlinf_embodied.config.reasoning import (
     AgentConfig,
     AnswerEvalConfig,
+    EpisodesConfig,
     GenerationConfig,
     LanguageAlgorithmConfig,
     LanguageWarmStartConfig,
@@ -194,6 +195,7 @@ class MathConfig(TrainingConfig):
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     tool: ToolConfig = field(default_factory=ToolConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
+    episodes: EpisodesConfig = field(default_factory=EpisodesConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     warm_start: LanguageWarmStartConfig = field(default_factory=LanguageWarmStartConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
@@ -210,6 +212,15 @@ class MathConfig(TrainingConfig):
         require(
             None in (self.tool._target_, self.agent._target_), "tool._target_", self.tool._target_, rule, "leave it out"
         )
+        engine, own = self.generation.engine, self.generation.engine == "vllm"
+        rule, action = "vLLM's kernels promise no bits", "set run.exact=false, or use generation.engine=exact"
+        require(not (own and self.run.exact.holds), "generation.engine", engine, rule, action)
+        half = self.policy.precision is not Precision.float32
+        rule, action = "vLLM gets merged weights, in which bfloat16 loses small updates", "use policy.precision=float32"
+        require(not (own and half), "policy.precision", self.policy.precision.value, rule, action)
+        rule, action = "adapters are sent by themselves, to a copy in policy.precision", "leave it out"
+        plain = self.generation.precision is Precision.float32 or not self.policy.lora.rank
+        require(plain, "generation.precision", self.generation.precision.value, rule, action)
         self.algorithm.check(self)
 
     @property
@@ -222,6 +233,11 @@ class MathConfig(TrainingConfig):
     def num_turns(self) -> int:
         """Turns of an episode, at most."""
         return self.tool.num_turns if self.agent._target_ is None else self.agent.max_requests
+
+    @property
+    def has_loop(self) -> bool:
+        """Whether episodes are a loop of two stages, turn by turn."""
+        return not self.episodes.free and (self.num_turns > 1 or self.agent._target_ is not None)
 
     @property
     def num_rows(self) -> int:
@@ -240,6 +256,11 @@ class MathConfig(TrainingConfig):
     @property
     def prompts_per_block(self) -> int:
         return self.rows_per_block // self.rl.group_size
+
+    @property
+    def carried_per_block(self) -> int:
+        """Prompts of a block that are under way beyond those that an iteration trains on."""
+        return round(self.episodes.carried * self.prompts_per_block)
 
     @property
     def blocks_per_batch(self) -> int:

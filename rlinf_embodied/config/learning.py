@@ -40,6 +40,8 @@ class PolicyConfig:
     # tiny_vla says values in [-1, 1]: with mean_std it cannot choose actions beyond one standard deviation
     normalise_actions: NormMode | None = None
     normalise_state: NormMode | None = None
+    # what is written behind every instruction where the policy acts or is cloned, for example "Advantage: positive"
+    prompt_suffix: str | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of the policy's class, for example TinyVLAOptions
 
     def __post_init__(self) -> None:

@@ -25,9 +25,12 @@ class GenerationConfig:
     top_p: float = 1.0  # only the likeliest tokens that hold this probability together
     min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
     stop: list[str] = field(default_factory=list)  # texts that end a completion, which includes them
+    precision: Precision = Precision.float32  # of a copy of the weights for it in training; what changed is sent to it
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
     rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker
     max_num_seqs: int = 128  # of these at a time; the next one starts as soon as one has ended
+    engine: str = "exact"  # that of this project (reasoning/generation.py), vllm, or a dotted path of an Engine
+    engine_options: dict[str, Any] = field(default_factory=dict)  # vLLM's EngineArgs: {gpu_memory_utilization: 0.4}
 
     def __post_init__(self) -> None:
         require_numbers(self, "generation", "max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs", low=1)
@@ -36,6 +39,10 @@ class GenerationConfig:
         require_numbers(self, "generation", "top_p", above=True, high=1)
         require_numbers(self, "generation", "min_p", high=1)
         require(all(self.stop), "generation.stop", self.stop, "an empty text stands everywhere", "leave it out")
+        plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": []} if self.engine == "vllm" else {}
+        for name, value in plain.items():
+            given, rule = getattr(self, name), "with vllm log-probs are those of all that can be sampled"
+            require(given == value, f"generation.{name}", given, rule, "leave it out, or use generation.engine=exact")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,10 +51,13 @@ class ToolConfig:
 
     _target_: str | None = None  # dotted path of (text, problem) -> str | None; None: a completion is one turn
     max_turns: int = 4  # of the model; an episode is over when the tool returns None, and at the last turn
+    concurrency: int = 1  # its calls at once in a worker, in threads
+    timeout_s: float = 30.0  # a call that has neither answered nor reported progress for so long ends the run
     waits: bool = False  # it waits and hardly computes: the stage may run without a core (cluster.waiting_devices)
 
     def __post_init__(self) -> None:
-        require_numbers(self, "tool", "max_turns", low=1)
+        require_numbers(self, "tool", "max_turns", "concurrency", low=1)
+        require_numbers(self, "tool", "timeout_s", low=0, above=True)
 
     @property
     def num_turns(self) -> int:
@@ -67,6 +77,47 @@ class AgentConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "agent", "max_requests", low=1)
         require_numbers(self, "agent", "timeout_s", low=0, above=True)
+
+
+class Late(StrEnum):
+    """What becomes of an episode that has been under way for episodes.max_behind updates."""
+
+    wait = "wait"  # the iteration waits for its end
+    drop = "drop"  # it is begun again
+
+
+@dataclass(kw_only=True, slots=True)
+class EpisodesConfig:
+    """In which order episodes are run; see reasoning/free_running.py."""
+
+    free: bool = False  # each continues as soon as its tool has answered; false: all of a block end a turn before that
+    carried: float = 0.0  # partial rollouts: prompts under way beyond those that an iteration trains on, as their share
+    max_behind: int = 4  # updates that an episode may be under way for
+    late: Late = Late.wait
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "episodes", "carried", high=1)
+        require_numbers(self, "episodes", "max_behind", low=1)
+        rule = "an episode that is carried over does not end its turn with the others"
+        require(self.free or not self.carried, "episodes.carried", self.carried, rule, "use episodes.free=true")
+
+    def check(self, config: MathConfig) -> None:
+        """Checks the section against the others of a training by RL."""
+        if not self.free:
+            return
+        exact, rule = config.run.exact, "when a tool answers decides which rows are decoded together"
+        require(not exact.holds, "episodes.free", True, rule, "set run.exact=false, or episodes.free=false")
+        waits, rule = config.tool.waits or config.agent.waits, "tools run in threads of the worker that generates"
+        require(not waits, "tool.waits", waits, rule, "leave it out: that worker decodes while they wait")
+        if self.carried:
+            agent, rule = config.agent._target_, "agents are not carried over to the next iteration"
+            require(agent is None, "agent._target_", agent, rule, "use episodes.carried=0")
+            algorithm = config.rl
+            rule, action = "tokens of older weights are corrected by it", "use 2.0, or episodes.carried=0"
+            require(algorithm.tis_cap is not None, "algorithm.tis_cap", None, rule, action)
+            rule, action = "it chooses the problems of an iteration by itself", "use episodes.carried=0"
+            resamples = algorithm.dynamic_sampling
+            require(not resamples, "algorithm.dynamic_sampling", resamples, rule, action)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -210,6 +261,7 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         return self.epochs * self.num_minibatches
 
     def check(self, config: MathConfig) -> None:
+        config.episodes.check(config)
         agent, rule = config.agent._target_, "its episodes may have several rows, which a critic does not take"
         require(
             agent is None or self.name is not ReasoningName.ppo, "agent._target_", agent, rule, "use algorithm=grpo"

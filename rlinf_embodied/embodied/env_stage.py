@@ -21,7 +21,7 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import LATE
 from rlinf_embodied.data.action_chunks import ActionChunks
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv
+from rlinf_embodied.interfaces.envs import PRIVILEGED, ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.plug_ins import load_target, named_when_raised
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
@@ -91,9 +91,9 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
 
 def require_success(spec: EnvSpec, needed: bool) -> None:
     """Checks that an env tells success where an algorithm compares episodes by it."""
-    rule = f"{spec.task} does not tell whether it is solved, so that all episodes would count alike"
-    action = "set it to false to compare returns, or use algorithm=ppo"
-    require(spec.has_success or not needed, "algorithm.success_only", True, rule, action)
+    rule = "it does not tell whether it is solved, so that all episodes would count alike"
+    action = "use algorithm=ppo, or with algorithm=grpo algorithm.success_only=false to compare returns"
+    require(spec.has_success or not needed, "env.task", spec.task, rule, action)
 
 
 def paced(env: VectorEnv, actions: Controller, next_seeds: Sequence[int] | None, control_hz: float) -> ChunkResult:
@@ -116,6 +116,12 @@ def paced(env: VectorEnv, actions: Controller, next_seeds: Sequence[int] | None,
     result = env.step_chunk(in_time, next_seeds)
     sleep()
     return result
+
+
+def _outcome(result: ChunkResult) -> Tensor:
+    """Returns, for a chunk of one action, 1 where a row's episode ended solved, -1 where unsolved, else 0, [N]."""
+    ended = (result.terminated | result.truncated)[:, 0].to(torch.float32)
+    return torch.where(result.success[:, 0], ended, -ended)
 
 
 class EnvStage(HoldsNoMemory):
@@ -248,6 +254,9 @@ class EnvStage(HoldsNoMemory):
         columns |= {transitions.IMAGES + name: images for name, images in observation.images.items()}
         if transitions.INSTRUCTION in wanted:
             columns[transitions.INSTRUCTION] = transitions.text_column(observation.instruction)
+        if PRIVILEGED in wanted:
+            assert observation.privileged is not None
+            columns[PRIVILEGED] = observation.privileged
         if transitions.EXPERT_ACTION in wanted:
             columns[transitions.EXPERT_ACTION] = shard.env.expert_actions().clamp(-1.0, 1.0)
         return columns
@@ -262,6 +271,7 @@ class EnvStage(HoldsNoMemory):
             transitions.REWARD: result.rewards[:, 0],
             transitions.NEXT_STATE: after,
             transitions.TERMINATED: result.terminated[:, 0].to(torch.float32),
+            transitions.OUTCOME: _outcome(result),
         }
         return {name: columns[name] for name in self._config.transitions}
 

@@ -114,7 +114,8 @@ def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
         if step % executed == 0:
             rows = range(len(shown))
             noise = None if kind is None else kind.draw(config.run.seed, "export", rows, number, step)
-            chunk[:] = policy.act(policy.encode(shown), noise, level).actions.unbind(1)
+            features = policy.encode(shown.prompted(trained.policy.prompt_suffix))
+            chunk[:] = policy.act(features, noise, level).actions.unbind(1)
         return chunk[step % executed]  # in [-1, 1], or in the units that the policy learned from
 
     return act

@@ -18,7 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.transitions import IS_INTERVENTION, Columns, ReplaySchedule, length
+from rlinf_embodied.algorithms.transitions import (
+    IS_INTERVENTION,
+    OUTCOME,
+    RETURN,
+    Columns,
+    ReplaySchedule,
+    episode_returns,
+    length,
+)
 from rlinf_embodied.config import FREE_ON_RESUME, EnvConfig
 from rlinf_embodied.embodied.policy_folder import trained_under
 from rlinf_embodied.errors import CheckpointError, DataError
@@ -87,7 +95,9 @@ def recorded_block(folders: Sequence[str], columns: Sequence[str], block: int, n
 class ReplayBuffer:
     """Transitions of one block, on the CPU; memory is taken as it fills."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, episodes: tuple[int, int] | None = None) -> None:
+        """Takes the number of transitions, and `rows` and `horizon` of `episode_returns` where draws have returns."""
+        self._episodes = episodes
         self._capacity, self._size, self._cursor = capacity, 0, 0
         self._columns: Columns = {}
 
@@ -109,11 +119,25 @@ class ReplayBuffer:
         self._size = min(self._size + number, self._capacity)
 
     def draw(self, shape: tuple[int, ...], seed: int, purpose: str, *ids: int) -> Columns:
-        """Returns transitions drawn uniformly and with replacement, every column [*shape, ...]."""
-        assert self._size > 0, "there is nothing to draw from"
+        """Returns transitions drawn uniformly and with replacement, every column [*shape, ...].
+
+        Where draws have returns, the transitions are of episodes that have ended, and "return" is a column.
+        """
+        columns, known = self._columns, None
+        if self._episodes is not None:
+            columns = columns | {RETURN: self._returns(*self._episodes)}
+            known = (~columns[RETURN].isnan()).nonzero()[:, 0]
+        number = self._size if known is None else len(known)
+        assert number > 0, "there is nothing to draw from"
         keyed = words(seed, purpose, *ids, np.arange(int(np.prod(shape))))
-        index = torch.from_numpy((keyed % np.uint64(self._size)).astype(np.int64))
-        return {name: column.index_select(0, index).unflatten(0, shape) for name, column in self._columns.items()}
+        index = torch.from_numpy((keyed % np.uint64(number)).astype(np.int64))
+        index = index if known is None else known[index]
+        return {name: column.index_select(0, index).unflatten(0, shape) for name, column in columns.items()}
+
+    def _returns(self, rows: int, horizon: int) -> Tensor:
+        oldest = self._cursor if self._size == self._capacity else 0
+        outcomes = self._columns[OUTCOME][: self._size].roll(-oldest)
+        return episode_returns(outcomes, rows, horizon).roll(oldest)
 
     def export_state(self) -> dict[str, Tensor]:
         """Returns a copy of all that it holds: the columns and the cursor; {} of an empty one."""
@@ -149,6 +173,7 @@ class ReplayStageConfig:
     schedule: ReplaySchedule
     data: tuple[str, ...] = ()  # checkpoints whose transitions are demonstrations
     mixes: bool = False  # whether the expert's transitions are demonstrations, a share of each batch, or as all others
+    episodes: tuple[int, int] | None = None  # a block's rows and env.horizon, where batches have returns
 
 
 class ReplayStage:
@@ -178,7 +203,9 @@ class ReplayStage:
                 self._buffers[block, DEMONSTRATIONS] = ReplayBuffer(max(length(recorded), config.capacity))
                 self._buffers[block, DEMONSTRATIONS].add(recorded)
             for columns in cast("list[Columns]", payloads):
-                if IS_INTERVENTION in columns:  # only the human's actions are kept, as in HG-DAgger
+                if (
+                    IS_INTERVENTION in columns and config.episodes is None
+                ):  # only the human's actions are kept, as in HG-DAgger
                     corrected = columns[IS_INTERVENTION] > 0
                     columns = {key: column[corrected] for key, column in columns.items()}
                 self._buffers[block, name].add({key: column.cpu() for key, column in columns.items()})
@@ -198,7 +225,8 @@ class ReplayStage:
             for buffer, number, name in ((own, schedule.rows - rows, REPLAY), (demonstrations, rows, DEMONSTRATIONS))
             if number
         ]
-        return {name: torch.cat([part[name] for part in parts], 1) for name in config.columns}
+        names = (*config.columns, RETURN) if config.episodes else config.columns
+        return {name: torch.cat([part[name] for part in parts], 1) for name in names}
 
     def export_snapshot(self, step_context: StepContext) -> dict[str, Tensor]:
         """Returns what the worker's blocks gathered, as <block>.<replay or demonstrations>.<column>."""
@@ -224,6 +252,6 @@ class ReplayStage:
         self._buffers: dict[tuple[int, str], ReplayBuffer] = {}
         for block in self._blocks:
             for name in (REPLAY, DEMONSTRATIONS):
-                buffer = self._buffers[block, name] = ReplayBuffer(self._config.capacity)
+                buffer = self._buffers[block, name] = ReplayBuffer(self._config.capacity, self._config.episodes)
                 start = f"{block}.{name}."
                 buffer.import_state({k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)})

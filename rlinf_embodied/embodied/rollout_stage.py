@@ -125,6 +125,7 @@ class RolloutStage(WeightsUser[Policy]):
 
     def _act(self, step_context: StepContext, blocks: Sequence[int], observation: Observation) -> dict[int, Tensor]:
         policy, config = self._policy, self._config
+        observation = observation.prompted(config.policy.prompt_suffix)
         assert len(observation) == len(blocks) * config.env.block_size
         if not self._fits:
             criticised = config.records and config.policy.critic is Critic.privileged

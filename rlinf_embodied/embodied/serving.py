@@ -220,8 +220,9 @@ class PolicyServer:
             torch.set_num_threads(1)  # as a worker
         if any(part.privileged is None for part in parts):
             parts = [replace(part, privileged=None) for part in parts]
-        observation, spec, noise = Observation.concatenate(parts), self._policy.spec, None
-        temperature = self._trained.policy.temperature
+        settings, spec, noise = self._trained.policy, self._policy.spec, None
+        observation = Observation.concatenate(parts).prompted(settings.prompt_suffix)
+        temperature = settings.temperature
         if asked is not None:
             given, temperature = asked["noise"], asked["temperature"]
             noise = None if given is None else torch.from_numpy(given.copy())

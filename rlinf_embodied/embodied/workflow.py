@@ -34,7 +34,7 @@ import numpy as np
 
 from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.algorithms.clipped_objective import Normalization, OnPolicyConfig
-from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, IS_INTERVENTION, ReplayConfig, seen_columns
+from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, IS_INTERVENTION, ReplayConfig
 from rlinf_embodied.config import Critic, HierarchyConfig, Source, TrainConfig
 from rlinf_embodied.config.algorithm import Resampling
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
@@ -134,21 +134,23 @@ def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object
     """Returns what the stages need to know where transitions are learned from."""
     env, algorithm, seed = config.env, config.algorithm, config.run.seed
     assert isinstance(algorithm, ReplayConfig)
-    plan, labels = algorithm.schedule(env), bool({EXPERT_ACTION, IS_INTERVENTION} & {*algorithm.columns})
-    columns = (*algorithm.columns, *seen_columns(env.cameras))
+    plan, columns = algorithm.schedule(env), algorithm.all_columns(config)
+    labels = bool({EXPERT_ACTION, IS_INTERVENTION} & {*columns})
     model = PolicyStageConfig(
         *(config.policy, policy_folder, env, seed),
         exact=config.run.exact.holds,
         precision=algorithm.precision,
-        greedy=labels,
+        greedy=labels and not algorithm.has_returns,
         records=False,
         uniform_until=0 if labels else plan.first_update,
     )
     capacity, data = algorithm.capacity // env.num_blocks, tuple(config.files)
-    replay = ReplayStageConfig(seed, capacity, columns, policy_folder, plan, data, algorithm.mixes)
+    episodes = (env.block_size, env.horizon) if algorithm.has_returns else None
+    replay = ReplayStageConfig(seed, capacity, columns, policy_folder, plan, data, algorithm.mixes, episodes)
     return {
         ENV: EnvStageConfig(
             *(env, seed),
+            needs_success=algorithm.needs_success,
             transitions=columns,
             expert_iterations=plan.expert_iterations,
             tolerance=algorithm.tolerance,

@@ -27,7 +27,7 @@ from rlinf_embodied.execution.loops import Loops, repeated
 from rlinf_embodied.planning.plan import Plan, Step, collocated, schedule
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, Session, of_type
-from rlinf_embodied.workflow.graph import Repeat, Workflow
+from rlinf_embodied.workflow.graph import Repeat, WeightEdge, Workflow
 
 _FOLLOW = Follow()
 
@@ -41,6 +41,7 @@ class Executor:
         self._hosts = Hosts(workflow, plan, cluster)
         self._loops = Loops(workflow, self._hosts, session)
         self._repeated, self._steps = repeated(schedule(plan.items, workflow), workflow)
+        self._have_all: set[WeightEdge] = set()  # edges of changes whose receivers have the last message's version
         self.ahead = Ahead(self) if plan.staleness else None
         session.start([worker_spec(cluster, device) for device in plan.devices()])
         self.facts: dict[str, list[object]] = {}
@@ -176,21 +177,29 @@ class Executor:
     # ------------------------------------------------------------------------------------------------------ weights
     # The driver hands on a reference: it never holds the weights, and a node gets one copy for all of its workers.
     def sync_weights(self, state: Iteration | None = None, made: Mapping[str, Ref] | None = None) -> None:
-        """Sends weights along all edges, to workers that do not share them: those `made`, by stage, or exported now."""
+        """Sends weights along all edges, to workers that do not share them: those `made`, by stage, or exported now.
+
+        Without a `state`, that of an iteration, all are sent, also along edges of changes.
+        """
         step_context, owners = state.step_context if state else StepContext(0), self._hosts.owners
         for edge in self.workflow.weight_edges:
-            receivers = sorted(set(owners[edge.target]) - set(owners[edge.source]))
-            weights = (made or {}).get(edge.source)
+            receivers = sorted(set(owners[edge.target]) - (set() if edge.changes else set(owners[edge.source])))
+            weights = None if edge.changes else (made or {}).get(edge.source)
             if receivers and weights is None:
-                weights, exported = self.export(edge.source, step_context)
+                follows = (state is not None and edge in self._have_all) if edge.changes else None
+                weights, exported = self.export(edge.source, step_context, follows)
+                self._have_all.add(edge)
                 if state is not None:
                     state.timings.append(exported)
             if receivers:
                 self.install(weights, edge.target, receivers, step_context, state)
 
-    def export(self, source: str, step_context: StepContext) -> tuple[Ref, Ref]:
-        """Has a stage publish its weights, behind the calls that it was given; returns them, and the receipt."""
-        call = Call(source, "export_weights", step_context, publishes=True)
+    def export(self, source: str, step_context: StepContext, follows: bool | None = None) -> tuple[Ref, Ref]:
+        """Has a stage publish its weights, behind the calls that it was given; returns them, and the receipt.
+
+        `follows` is for edges of changes: whether the receivers have what was published for them before.
+        """
+        call = Call(source, "export_weights", step_context, argument=follows, publishes=True)
         ((weights, receipt),) = self._session.submit([(self.workers(source)[0], call, [])])
         return weights, receipt
 

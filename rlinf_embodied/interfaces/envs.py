@@ -93,6 +93,13 @@ class Observation:
         parts = proprio.unflatten(1, (*vectors[0].shape[1:-1], -1)).split([each.shape[-1] for each in vectors], -1)
         return replace(self, state=dict(zip(self.state, parts, strict=True)))
 
+    def prompted(self, suffix: str | None) -> Observation:
+        """Returns the observation with a text behind every instruction that does not end with it; None: as it is."""
+        if not suffix:
+            return self
+        added = lambda text: text if text.endswith(suffix) else f"{text} {suffix}"  # noqa: E731
+        return replace(self, instruction=tuple(map(added, self.instruction)))
+
     def without_images(self) -> Observation:
         """Returns the observation of a moment that is not rendered."""
         return replace(self, images={})

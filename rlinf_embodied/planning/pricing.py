@@ -66,7 +66,7 @@ class Pricer:
                 self._slowdown[stage, n] = factors.get(group.kind, math.inf) / group.speed if fits else math.inf
         self._seconds: dict[tuple[str, int, int, int], float] = {}
         self._facts: dict[tuple[str, int, int, int], Facts] = {}
-        ends, known = [(e.source, e.target) for e in workflow.weight_edges], profile.stages
+        ends, known = [(e.source, e.target) for e in workflow.weight_edges if not e.changes], profile.stages
         shared = {(a, b): known[b].shared_bytes or known[a].shared_bytes for a, b in ends}
         self._shared = {pair: size for pair, size in shared.items() if size}
         self._items: dict[Item, dict[int, Entries]] = {}

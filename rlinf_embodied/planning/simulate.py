@@ -29,7 +29,7 @@ from rlinf_embodied.planning.plan import Plan, Step, schedule
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import WeightProfile
 from rlinf_embodied.telemetry.trace import Span
-from rlinf_embodied.workflow.graph import Loop
+from rlinf_embodied.workflow.graph import Loop, WeightEdge
 
 _SPREAD = 1e-4  # of a loop's step: clocks that differ by no more in their steps stay as they are
 
@@ -101,7 +101,7 @@ class Simulator:
 
     def send_weights(self, clocks: Clocks) -> float:
         """Goes through the weight edges and returns when all weights are in place, 0 where none have to be sent."""
-        return max((self._weights(edge.source, edge.target, clocks) for edge in self.work.weight_edges), default=0.0)
+        return max((self._weights(edge, clocks) for edge in self.work.weight_edges), default=0.0)
 
     # ------------------------------------------------------------------------------------------------ facts of calls
     def lengths(self, stage: str, layout: Layout) -> list[float]:
@@ -206,10 +206,12 @@ class Simulator:
                     clocks.offloaded.discard((stage, device))
                     clocks.busy("switches", device, clocks.free_s[device], known[stage].onload_s)
 
-    def _weights(self, source: str, target: str, clocks: Clocks) -> float:
+    def _weights(self, edge: WeightEdge, clocks: Clocks) -> float:
         """Sends weights to who does not share a worker with their source, and returns when the last one has them."""
+        source, target = edge.source, edge.target
         sender, *others = clocks.layouts[source].hosts
-        receivers = [device for device in clocks.layouts[target].hosts if device not in (sender, *others)]
+        sharing = () if edge.changes else (sender, *others)
+        receivers = [device for device in clocks.layouts[target].hosts if device not in sharing]
         measured = self.pricer.profile.weights.get((source, target), WeightProfile(0.0))
         if not receivers:
             return 0.0

@@ -30,7 +30,7 @@ from rlinf_embodied.learning.learner_stage import LearnerStage, Moment
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import Reducer, make_reducer
 from rlinf_embodied.learning.update import Fitted, fit, minibatches, policy_metrics
-from rlinf_embodied.learning.weights import Groups, StageState, require_version
+from rlinf_embodied.learning.weights import Groups, StageState, WeightsMessage, WeightsSender, require_version
 from rlinf_embodied.reasoning.batch import all_log_probs
 from rlinf_embodied.reasoning.generation_stage import shared_model
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows, zero_loss
@@ -54,6 +54,7 @@ class LanguageLearner(LearnerStage):
 
     def __init__(self, made: StageConfig) -> None:
         self._made, self._config = made, made.config
+        self._sender = WeightsSender(torch.bfloat16)
 
     def setup(self, context: StageContext) -> None:
         """Loads the policy (or takes its worker's copy) and makes the learner.
@@ -100,6 +101,12 @@ class LanguageLearner(LearnerStage):
 
     def onload(self, step_context: Moment) -> None:
         self.move_training(self.device) if self._is_sharded else super().onload(step_context)
+
+    def export_weights(self, step_context: Moment, follows: bool | None = None) -> WeightsMessage:
+        """Returns the weights, for generation in bfloat16 what changed of them; see Executor.export."""
+        if follows is None:
+            return super().export_weights(step_context)
+        return self._sender.export(self.shared.policy.module, self.shared.version, follows)
 
     def write_policy(self, folder: Path) -> None:
         save_policy(self.shared.policy, folder, self._config)
@@ -148,6 +155,7 @@ class ActorStage(LanguageLearner):
             self._objective = Objective(self._policy, self._algorithm, *settings, {}, counts)
             self._differences: tuple[float, float] | None = None
             self._stale = step_context.staleness > 0
+            self._mixed = self._stale or self._config.carried_per_block > 0  # tokens of older weights
             self._own(self._owners)
         ppo = self._algorithm.name is ReasoningName.ppo
         warming = ppo and step_context.iteration < self._algorithm.critic_warmup_iterations
@@ -258,8 +266,8 @@ class ActorStage(LanguageLearner):
         own = {block: self._objective.largest.get(block, torch.zeros(2)) for block in self._rows}
         found = torch.stack(list(self._reducer.gather_blocks(own).values())).amax(0)
         self._differences = (float(found[0]), float(found[1]))
-        precisions = {self._config.policy.precision, self._algorithm.precision}
-        if not self._stale and self.device == "cpu" and precisions == {Precision.float32}:
+        precisions = {self._config.policy.precision, self._config.generation.precision, self._algorithm.precision}
+        if not self._mixed and self.device == "cpu" and precisions == {Precision.float32}:
             require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
             require_unit_ratio(self._differences[1], _LARGEST_RATIO)
         return False

@@ -9,7 +9,10 @@ reward.  A request is a turn: its messages become tokens as in episodes.py, so t
 token for token.  All episodes of a block have asked, or are over, before the model answers: results are a function of
 the agents' replies to what they read, and of nothing else.
 
-Sampling is the run's: `temperature`, `max_tokens` and the like of a request have no effect.
+With episodes.free the model answers each request as it comes.
+
+Sampling is the run's.  A request may ask for fewer tokens (`max_tokens`, `max_completion_tokens`); another
+`temperature` or `top_p` is refused, as training would take its tokens for others.  Further settings have no effect.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
@@ -29,8 +33,8 @@ from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import ChatMessage, PromptCodec
 from rlinf_embodied.plug_ins import load_plug_in
-from rlinf_embodied.reasoning.batch import Asked, Completions, Group, Prompt, Turn
-from rlinf_embodied.reasoning.episodes import Episode, completions_of, turns_of
+from rlinf_embodied.reasoning.batch import Asked, Completions, Prompt, Turn
+from rlinf_embodied.reasoning.episodes import Episode, Said, completions_of
 from rlinf_embodied.telemetry.progress import report_progress
 
 _LOG = logging.getLogger(__name__)
@@ -55,7 +59,8 @@ class _Session:
 
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
-        self.asked: Prompt | None = None  # a turn that the model has not answered yet
+        self.asked: Prompt | None = None  # a turn that the model has not answered yet ...
+        self.handed = False  # ... and whether it was handed to it
         self.over = False
         self.earned: float | None = None
         self.error = ""
@@ -71,7 +76,7 @@ class AgentEpisodes:
         """Starts a server and the agents; a row has up to `most` tokens, its prompt included."""
         agent, longest = agent_of(config.agent), config.generation.max_new_tokens
         assert agent is not None
-        self._group_size, self._config = group_size, config.agent
+        self._group_size, self._config, self._sampling = group_size, config.agent, config.generation
         self._changed = threading.Condition()
         self._closed = False
         begun = lambda one, g: Episode(one, g, codec, longest, most, each_turn=True)  # noqa: E731
@@ -100,14 +105,15 @@ class AgentEpisodes:
                 session.episode.text = text or session.episode.text
             self._changed.notify_all()
 
-    def reply(self, number: int, chat: list[ChatMessage]) -> tuple[str, str, int, int]:
+    def reply(self, number: int, request: Mapping[str, Any]) -> tuple[str, str, int, int]:
         """Waits for the model's turn; returns its text, why it ended, and the tokens of prompt and turn.
 
         Raises:
             LookupError: there is no such episode, or it is over.
-            ValueError: there is no room for the turn.
+            ValueError: the request asks for what is not served, or there is no room for the turn.
             ConfigError: the tokenizer or its template refuses the messages.
         """
+        chat, most = [_message(message) for message in request["messages"]], self._most(request)
         with self._changed:
             session = self._sessions[number]
             if session.over or session.asked is not None:
@@ -120,7 +126,7 @@ class AgentEpisodes:
                     "there is no room for these messages and a reply: context_length_exceeded (the model's "
                     "context, or algorithm.tokens_per_microbatch)"
                 )
-            session.asked = prompt
+            session.asked = prompt if most is None else replace(prompt, room=min(most, prompt.room or most))
             self._changed.notify_all()
             self._changed.wait_for(lambda: session.asked is None or self._closed)
             if self._closed:
@@ -130,13 +136,28 @@ class AgentEpisodes:
             written = len(row.prompt) + len(row.tokens) - prompted
             return session.episode.text, "stop" if row.ended else "length", prompted, written
 
-    # ------------------------------------------------------------------------------------------------- of generation
-    def turn(self) -> Turn | None:
-        """Waits until every agent has asked or is over.
+    def _most(self, request: Mapping[str, Any]) -> int | None:
+        """Returns the tokens that a request asks for at most, None where it does not say."""
+        for name in ("temperature", "top_p"):
+            asked, own = request.get(name), getattr(self._sampling, name)
+            if asked is not None and asked != own:
+                raise ValueError(
+                    f"{name} is {asked}, but all tokens are sampled with generation.{name}={own}, as training reads "
+                    f"them so: leave it out of the request, or set generation.{name}={asked}"
+                )
+        most = next((request[n] for n in ("max_completion_tokens", "max_tokens") if request.get(n) is not None), None)
+        if most is not None and (not isinstance(most, int) or most < 1):
+            raise ValueError(f"max_tokens is {most!r}, and a reply has at least one token: use 1 or more")
+        return most
 
-        Raises:
-            ConfigError: not one agent came to its end without an error, or one asked nothing.
-        """
+    # ------------------------------------------------------------------------------------------------- of generation
+    @property
+    def over(self) -> bool:
+        with self._changed:
+            return all(session.over and session.asked is None for session in self._sessions)
+
+    def turn(self, wait: bool = True) -> Turn | None:
+        """Returns the requests that are new; with `wait` once every agent has asked or is over."""
         with self._changed:
             while late := [s for s in self._sessions if not s.over and s.asked is None]:
                 for session in late:
@@ -147,17 +168,21 @@ class AgentEpisodes:
                             f"the agent at {problem!r} did nothing for {self._config.timeout_s:g} s (agent.timeout_s)"
                         )
                         _LOG.warning(session.error)
+                if not wait:
+                    break
                 self._changed.wait(_LOOK_S)
                 report_progress()
-            asked = [session.asked for session in self._sessions if session.asked is not None]
-            return Turn(tuple(asked), 1) if asked else None
+            asked = {k: s.asked for k, s in enumerate(self._sessions) if s.asked is not None and not s.handed}
+            for number in asked:
+                self._sessions[number].handed = True
+            return Turn(tuple(asked.values()), 1, tuple(asked)) if asked else None
 
-    def take(self, groups: Sequence[Group]) -> None:
+    def take(self, said: Mapping[int, Said]) -> None:
         with self._changed:
-            waiting = [session for session in self._sessions if session.asked is not None]
-            for session, turn in zip(waiting, turns_of(groups), strict=True):
-                session.episode.add(*turn)
-                session.asked, session.since = None, time.monotonic()
+            for number, turn in said.items():
+                session = self._sessions[number]
+                session.episode.add(turn)
+                session.asked, session.handed, session.since = None, False, time.monotonic()
             self._changed.notify_all()
 
     def completions(self, version: int) -> Completions:
@@ -213,8 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
             request = json.loads(body)
             if request.get("stream") or request.get("n", 1) != 1 or request.get("tools"):
                 raise ValueError("stream, n > 1 and tools are not served: ask for one whole reply")
-            chat = [_message(message) for message in request["messages"]]
-            text, reason, prompted, written = cast(_Server, self.server).episodes.reply(int(number), chat)
+            text, reason, prompted, written = cast(_Server, self.server).episodes.reply(int(number), request)
         except (LookupError, TypeError, AttributeError, ValueError, ConfigError) as error:
             missing = isinstance(error, KeyError) or not isinstance(error, LookupError)
             self._refuse(400 if missing else 409, str(error))

@@ -69,6 +69,7 @@ class Group:
     given: Tensor | None = None  # bool [G, R], where a token is a tool's; None: the policy sampled all of them
     prompts: tuple[tuple[int, ...], ...] | None = None  # of each row; None: all have that of `prompt`
     samples: tuple[int, ...] | None = None  # number of the sample that each row is of; None: a row each
+    versions: Tensor | None = None  # int64 [G, R], of the weights that sampled each token; None: of one version
 
 
 # ------------------------------------------------------------------------------------------------- between the stages
@@ -86,6 +87,7 @@ class Turn:
 
     prompts: tuple[Prompt, ...]
     group_size: int
+    numbers: tuple[int, ...] = ()  # of the episodes, among those that are run together; in order of the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ class GenerationReport:
     truncated: int
     turns: int
     finish_s: dict[int, float]
+    stale: int | None = None  # tokens of older weights than the last ones; None: all are of one version
 
     @property
     def tokens(self) -> int:
@@ -148,7 +151,17 @@ def generation_report(made: Collection[Completions], finish_s: dict[int, float])
     ended = sum(int(group.ended.sum()) for group in groups)
     turns = sum(completions.turns or len(completions.texts) for completions in made)
     number = sum(len(completions.texts) for completions in made)
-    return GenerationReport(tuple(sampled), number, len(sampled) - ended, turns, finish_s)
+    stale = [_stale(group, completions.version) for completions in made for group in completions.groups]
+    known = sum(stale) if any(group.versions is not None for group in groups) else None
+    return GenerationReport(tuple(sampled), number, len(sampled) - ended, turns, finish_s, known)
+
+
+def _stale(group: Group, version: int) -> int:
+    if group.versions is None:
+        return 0
+    inside = torch.arange(group.versions.shape[1]) < group.lengths[:, None]
+    sampled = inside if group.given is None else inside & ~group.given
+    return int((sampled & (group.versions < version)).sum())
 
 
 def _counts(group: Group) -> list[int]:

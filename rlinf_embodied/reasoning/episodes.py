@@ -15,39 +15,26 @@ prompt is what the template writes now.  An episode of one turn is a completion.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, cast
 
 import torch
 
-from rlinf_embodied.config import MathConfig, ToolConfig
-from rlinf_embodied.config.checks import require
-from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.prompt_templates import PromptTemplate
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import ChatMessage, LanguagePolicy, PromptCodec
-from rlinf_embodied.plug_ins import load_plug_in, load_target, named_when_raised
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.batch import Asked, Completions, GenerationBlock, Group, Prompt, Turn, generation_report
-from rlinf_embodied.reasoning.generation import Decoding
+from rlinf_embodied.reasoning.engine import Engine, generate
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Position, Prompts
+from rlinf_embodied.reasoning.tool_calls import Answers, ToolCalls
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
-from rlinf_embodied.telemetry.progress import report_progress
 
-Tool = Callable[[str, Problem], str | None]  # (what the model wrote in a turn, problem) -> what it reads; None: the end
-
-
-def tool_of(config: ToolConfig) -> Tool | None:
-    """Returns the function that tool._target_ names, None otherwise.
-
-    Raises:
-        ConfigError: it cannot be imported, or does not take (text, problem).
-    """
-    if config._target_ is None:
-        return None
-    return cast(Tool, load_plug_in(config._target_, "tool._target_", "text", "problem"))
+Said = tuple[list[int], list[float], bool, list[int]]  # tokens, log-probs, whether it ended, versions (or none)
 
 
 @dataclass(slots=True)
@@ -58,12 +45,16 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)  # 0 for given tokens
     given: list[bool] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # of the weights, of each token; none: all are of one
     ended: bool = False  # by the model; else max_new_tokens or its context cut it off
 
-    def add(self, tokens: Sequence[int], log_probs: Sequence[float], given: bool) -> None:
+    def add(self, tokens: Sequence[int], log_probs: Sequence[float], versions: Sequence[int] = ()) -> None:
+        """Adds what was sampled, or, without log-probs, what was given."""
+        given = not log_probs
         self.tokens += tokens
-        self.log_probs += log_probs
+        self.log_probs += [0.0] * len(tokens) if given else log_probs
         self.given += [given] * len(tokens)
+        self.versions += self.versions[-1:] * len(tokens) if given else versions
 
 
 class Episode:
@@ -101,29 +92,38 @@ class Episode:
         if room < 1:
             return None
         place = sum(len(earlier.tokens) for earlier in self.rows) + len(more)
-        row.add(more, [0.0] * len(more), given=True)
+        row.add(more, ())
         row.ended = False
         if not self.rows or self.rows[-1] is not row:
             self.rows.append(row)
         return Prompt(self.first.id, (*row.prompt, *row.tokens), self.sample, place, room)
 
-    def add(self, tokens: Sequence[int], log_probs: Sequence[float], ended: bool) -> None:
+    def add(self, said: Said) -> None:
         """Takes a turn."""
-        self.rows[-1].add(tokens, log_probs, given=False)
-        self.rows[-1].ended = ended
+        tokens, log_probs, self.rows[-1].ended, versions = said
+        self.rows[-1].add(tokens, log_probs, versions)
         self.turns += 1
         self.text = self._codec.decode(tokens)
 
 
 class Episodes(Protocol):
-    """The episodes of K problems, G of each, turn by turn: all of them end a turn before any is answered."""
+    """The episodes of K problems, G of each, numbered problem by problem."""
 
-    def turn(self) -> Turn | None:
-        """Returns what the model is to continue; None where all episodes are over."""
+    @property
+    def over(self) -> bool:
+        """Whether there will be no further turn."""
         ...
 
-    def take(self, groups: Sequence[Group]) -> None:
-        """Takes the turns that were asked for, in order."""
+    def turn(self, wait: bool = True) -> Turn | None:
+        """Returns what the model is to continue.
+
+        With `wait` all episodes end a turn before any is answered, and None says that all are over.  Without, it is
+        what can be continued at this moment; None: nothing yet.
+        """
+        ...
+
+    def take(self, said: Mapping[int, Said]) -> None:
+        """Takes turns that were asked for, by the episodes' numbers."""
         ...
 
     def completions(self, version: int) -> Completions:
@@ -138,40 +138,64 @@ class Episodes(Protocol):
 class ToolEpisodes:
     """Episodes in which a function answers the model's turns, or in which there is but one turn."""
 
-    def __init__(self, asked: Sequence[Asked], group_size: int, config: MathConfig, codec: PromptCodec) -> None:
-        """Begins; `config` says which tool there is, how many turns, and how many tokens an episode has."""
+    def __init__(
+        self, asked: Sequence[Asked], group_size: int, config: MathConfig, codec: PromptCodec, calls: ToolCalls | None
+    ) -> None:
+        """Begins; `config` says how many turns, and how many tokens an episode has, and `calls` answer the turns."""
         self._asked, self._group_size = asked, group_size
-        self._tool, self._most_turns = tool_of(config.tool), config.tool.num_turns
+        self._calls, self._most_turns = calls, config.tool.num_turns
         longest, template = config.generation.max_new_tokens, PromptTemplate.of(config.data)
         limits = longest, codec.context_length
         self._all = [Episode(one, g, codec, *limits, each_turn=False) for one in asked for g in range(group_size)]
         chats = [codec.chat(template.prompt(problem), problem.history) for problem, _ in asked]
         self._chats = [chat for chat in chats for _ in range(group_size)]
-        self._next: list[tuple[int, Prompt]] = []  # episodes that are not over, and their turns' prompts
+        self._answers: Answers = Answers()
+        self._at_tool = 0  # episodes that wait for the tool
+        self._at_model = 0  # those that wait for the model
 
-    def turn(self) -> Turn | None:
+    @property
+    def over(self) -> bool:
+        return bool(self._all[0].rows) and not (self._at_tool or self._at_model)
+
+    def turn(self, wait: bool = True) -> Turn | None:
         if not self._all[0].rows:
             for episode in self._all:
                 episode.begin()
-            self._next = [(number, episode.first) for number, episode in enumerate(self._all)]
-            return Turn(tuple(prompt for _, prompt in self._asked), self._group_size)
-        return Turn(tuple(prompt for _, prompt in self._next), 1) if self._next else None
+            self._at_model = len(self._all)
+            return Turn(tuple(prompt for _, prompt in self._asked), self._group_size, tuple(range(self._at_model)))
+        found: dict[int, Prompt] = {}
+        while self._at_tool and self._calls is not None:
+            answered = self._calls.next_answer(self._answers, wait)
+            if answered is None:
+                break
+            self._at_tool -= 1
+            number, answer = cast(tuple[int, str | None], answered)
+            if (prompt := self._asks(number, answer)) is not None:
+                found[number] = prompt
+        self._at_model += len(found)
+        numbers = tuple(sorted(found))
+        return Turn(tuple(found[number] for number in numbers), 1, numbers) if found else None
 
-    def take(self, groups: Sequence[Group]) -> None:
-        live, self._next = self._next, []
-        for (number, _), (tokens, log_probs, ended) in zip(live, turns_of(groups), strict=True):
+    def _asks(self, number: int, answer: str | None) -> Prompt | None:
+        """Returns the prompt of an episode's next turn; None where it is over."""
+        episode = self._all[number]
+        if answer is None:
+            return None
+        said = [{"role": "assistant", "content": episode.text}, {"role": "tool", "content": answer}]
+        self._chats[number] = [*self._chats[number], *said]
+        prompt = episode.ask(self._chats[number])
+        if prompt is None:
+            episode.rows[-1].ended = False
+        return prompt
+
+    def take(self, said: Mapping[int, Said]) -> None:
+        for number, turn in said.items():
             episode = self._all[number]
-            episode.add(tokens, log_probs, ended)
-            if ended and episode.turns < self._most_turns and self._tool is not None:
-                answer = _answered(self._tool, episode.text, episode.problem)
-                if answer is not None:
-                    said = [{"role": "assistant", "content": episode.text}, {"role": "tool", "content": answer}]
-                    self._chats[number] = [*self._chats[number], *said]
-                    if (prompt := episode.ask(self._chats[number])) is not None:
-                        self._next.append((number, prompt))
-                    else:
-                        episode.rows[-1].ended = False
-            report_progress()
+            episode.add(turn)
+            self._at_model -= 1
+            if episode.rows[-1].ended and episode.turns < self._most_turns and self._calls is not None:
+                self._calls.ask(self._answers, number, episode.text, episode.problem)
+                self._at_tool += 1
 
     def completions(self, version: int) -> Completions:
         return completions_of(self._all, self._group_size, version)
@@ -179,22 +203,13 @@ class ToolEpisodes:
     def close(self) -> None: ...
 
 
-def turns_of(groups: Sequence[Group]) -> list[tuple[list[int], list[float], bool]]:
-    """Returns tokens, log-probs and whether it ended, of each row of generated groups."""
-    made = []
+def turns_of(turn: Turn, groups: Sequence[Group]) -> dict[int, Said]:
+    """Returns what was generated in a turn, by the numbers of its episodes."""
+    made: list[Said] = []
     for group in groups:
         tables = (group.tokens.tolist(), group.log_probs.tolist(), group.lengths.tolist(), group.ended.tolist())
-        made += [(tokens[:n], log_probs[:n], ended) for tokens, log_probs, n, ended in zip(*tables, strict=True)]
-    return made
-
-
-def _answered(tool: Tool, text: str, problem: Problem) -> str | None:
-    about = f"tool._target_, asked {text[:80]!r} about {problem.question[:80]!r},"
-    with named_when_raised(lambda raised: ConfigError(f"{about} raised {raised}\nCorrect it there")):
-        answer = tool(text, problem)
-    rule = "a tool returns a text that the model reads, or None at the end of an episode"
-    require(answer is None or isinstance(answer, str), "tool._target_", answer, rule, f"correct it: {about} gave that")
-    return answer
+        made += [(tokens[:n], log_probs[:n], ended, []) for tokens, log_probs, n, ended in zip(*tables, strict=True)]
+    return dict(zip(turn.numbers, made, strict=True))
 
 
 def completions_of(
@@ -227,27 +242,36 @@ def _group(episodes: Sequence[Episode]) -> Group:
         table(lambda row: row.given, torch.bool) if any(any(row.given) for row, _ in rows) else None,
         None if alike else tuple(row.prompt for row, _ in rows),
         None if samples == tuple(range(len(episodes))) else samples,
+        table(lambda row: row.versions, torch.long) if all(row.versions for row, _ in rows) else None,
     )
 
 
-def run_episodes(policy: LanguagePolicy, episodes: Episodes, block: GenerationBlock, version: int) -> Completions:
+def run_episodes(engine: Engine, episodes: Episodes, block: GenerationBlock) -> Completions:
     """Runs episodes to their end in this process; `block` says how tokens are drawn."""
     while (turn := episodes.turn()) is not None:
         asked = replace(block, prompts=turn.prompts, group_size=turn.group_size)
-        episodes.take(tuple(Decoding(policy, asked).run()))
-    return episodes.completions(version)
+        episodes.take(turns_of(turn, tuple(generate(engine, asked))))
+    return episodes.completions(engine.version)
 
 
 def episodes_of(
-    asked: Sequence[Asked], group_size: int, config: MathConfig, codec: PromptCodec, most: int | None = None
+    asked: Sequence[Asked],
+    group_size: int,
+    config: MathConfig,
+    codec: PromptCodec,
+    calls: ToolCalls | None = None,
+    most: int | None = None,
 ) -> Episodes:
-    """Returns new episodes: an agent's where there is one; their rows have up to `most` tokens, and the context's."""
+    """Returns new episodes: an agent's where there is one, whose rows have up to `most` tokens and the context's.
+
+    `calls` are those of the config's tool, if it has one.
+    """
     if config.agent._target_ is not None:
         from rlinf_embodied.reasoning.agents import AgentEpisodes  # it has a server
 
         limits = [limit for limit in (most, codec.context_length) if limit is not None]
         return AgentEpisodes(asked, group_size, config, codec, min(limits, default=None))
-    return ToolEpisodes(asked, group_size, config, codec)
+    return ToolEpisodes(asked, group_size, config, codec, calls)
 
 
 class EpisodeStage(HoldsNoMemory):
@@ -265,7 +289,9 @@ class EpisodeStage(HoldsNoMemory):
         self._prompts = Prompts.of(config, folder, Split.train)
         kind = cast(type[LanguagePolicy], load_target(config.policy._target_))
         self._codec = kind.codec_from_config(config.policy, Path(folder) if folder else None)
+        self._calls = ToolCalls.of(config.tool)
         self._episodes: dict[int, Episodes] = {}
+        self._turns: dict[int, Turn | None] = {}  # that the model was asked for
         self._version = 0
 
     def open(self, step_context: StepContext, blocks: Sequence[int]) -> Mapping[int, Turn | None]:
@@ -278,18 +304,23 @@ class EpisodeStage(HoldsNoMemory):
                 given_up.close()
             asked = self._prompts.batch(start + block * count, count, position.pools)
             most = self._config.algorithm.tokens_per_microbatch
-            self._episodes[block] = episodes_of(asked, size, self._config, self._codec, most)
-        return {block: self._episodes[block].turn() for block in blocks}
+            self._episodes[block] = episodes_of(asked, size, self._config, self._codec, self._calls, most)
+        opened = {block: self._episodes[block].turn() for block in blocks}
+        self._turns |= opened
+        return opened
 
     def step(
         self, step_context: StepContext, answers: Mapping[int, tuple[tuple[Group, ...], int] | None]
     ) -> Mapping[int, Turn | None]:
         """Returns each block's next turn; None where its episodes are over."""
         for block, answer in answers.items():
-            if answer is not None:
+            turn = self._turns[block]
+            if answer is not None and turn is not None:
                 groups, self._version = answer
-                self._episodes[block].take(groups)
-        return {block: None if a is None else self._episodes[block].turn() for block, a in answers.items()}
+                self._episodes[block].take(turns_of(turn, groups))
+        following = {block: None if a is None else self._episodes[block].turn() for block, a in answers.items()}
+        self._turns |= following
+        return following
 
     def close(self, step_context: StepContext, blocks: Mapping[int, None]) -> Output:
         """Returns the Completions of each block."""
@@ -304,3 +335,5 @@ class EpisodeStage(HoldsNoMemory):
         """Ends agents that are still at work."""
         for episodes in self._episodes.values():
             episodes.close()
+        if self._calls is not None:
+            self._calls.close()

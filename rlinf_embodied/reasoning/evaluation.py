@@ -41,11 +41,13 @@ from rlinf_embodied.reasoning.batch import (
     in_order,
 )
 from rlinf_embodied.reasoning.custom_reward import reward_function
-from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes, tool_of
+from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
+from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.generation_stage import LanguageStage
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
 from rlinf_embodied.reasoning.reward_stage import Verifier, scored
+from rlinf_embodied.reasoning.tool_calls import ToolCalls, tool_of
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster, make_session
 from rlinf_embodied.telemetry.live import LiveView
@@ -128,7 +130,12 @@ class AnswerStage(LanguageStage):
         self._reward = replace(self._config.reward, format_reward=0.0, overlong_tokens=0)  # the answer alone counts
         verifiers = {n: Verifier(PromptTemplate.of(s.config.data), self._reward) for n, s in self._sets.items()}
         self._verifiers = verifiers | {SAMPLED: verifiers[GREEDY]}  # it may start a process
+        self._calls = ToolCalls.of(self._config.tool)
         self._shared.leave(self._user)
+
+    def leave(self) -> None:
+        if self._calls is not None:
+            self._calls.close()
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Answers the problems of its blocks in the set that the message names; reports (GenerationReport, groups)."""
@@ -148,8 +155,8 @@ class AnswerStage(LanguageStage):
         policy, size, config = self._shared.policy, of.num_samples, of.config
         purpose = "evaluation" if of.name in (GREEDY, SAMPLED) else f"evaluation/{of.name}"
         drawn = GenerationBlock((), size, config.generation, config.run.seed, 0, purpose, of.greedy)
-        with closing(episodes_of(asked, size, config, policy.codec)) as episodes:
-            return run_episodes(policy, episodes, drawn, self._shared.version)
+        with closing(episodes_of(asked, size, config, policy.codec, self._calls)) as episodes:
+            return run_episodes(ExactEngine(policy, self._shared.version), episodes, drawn)
 
     def _scored(self, of: ProblemSet, block: int, made: Completions) -> Iterator[ScoredGroup]:
         """Yields the groups of a block with their majorities; some of the greedy set with an answer to show."""

@@ -28,8 +28,8 @@ from rlinf_embodied.learning.update import fit
 from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.actor_stage import LanguageLearner
 from rlinf_embodied.reasoning.batch import Sequences, all_log_probs, dynamic_batches
-from rlinf_embodied.reasoning.episodes import Tool, tool_of
 from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.reasoning.tool_calls import Tool, tool_of
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common

@@ -2,12 +2,13 @@
 
 Generation decodes the blocks of a batch at once, and hands each on when its groups have ended:
 
-    set     blocks 0 1 2 3 of one worker: one `Decoding`, whose groups come in the order of their prompts
+    set     blocks 0 1 2 3 of one worker: requests to an engine, whose groups come in the order of their prompts
     call    for some blocks, ascending: decodes until their groups are there, and no further; the next call continues
             where this one stopped, so that a stage downstream has work while long completions are decoded
 
 On a CPU the block numbers alone determine which rows decode together, never the plan.  On accelerators the sets
-of a call decode together, so that no slot waits for the end of a set.
+of a call decode together, so that no slot waits for the end of a set.  With episodes.free all sets do, and the stage
+runs whole episodes (free_running.py).
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from typing import cast
 
+import torch
+
+from rlinf_embodied.config import Precision
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy
@@ -33,7 +38,8 @@ from rlinf_embodied.reasoning.batch import (
     all_log_probs,
     generation_report,
 )
-from rlinf_embodied.reasoning.generation import Decoding
+from rlinf_embodied.reasoning.engine import engine_of, generate, update
+from rlinf_embodied.reasoning.free_running import FreeRunning
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
@@ -74,12 +80,27 @@ class GenerationStage(LanguageStage):
     def __init__(self, made: StageConfig) -> None:
         super().__init__(made)
         self._under_way: tuple[tuple[int, ...], dict[int, Iterator[Group]]] = (), {}  # key, by the set's first block
+        if made.config.generation.precision is Precision.bfloat16:
+            self._made = replace(made, share="generation")
+
+    def setup(self, context: StageContext) -> None:
+        """Loads the model, or takes the worker's copy, in bfloat16 one of its own; and makes the engine."""
+        super().setup(context)
+        if self._config.generation.precision is Precision.bfloat16:
+            for parameter in self._shared.policy.module.parameters():  # buffers, as of rotary embeddings, stay exact
+                parameter.data = parameter.data.to(torch.bfloat16)
+        self._engine = engine_of(self._config, self._shared.policy, self._shared.version)
+        free = self._config.episodes.free
+        self._free = FreeRunning(self._config, self._shared.policy.codec, self._engine) if free else None
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Completions of each block."""
+        if self._free is not None:
+            return self._run_free(self._free, step_context, inputs)
         key = (step_context.iteration, step_context.attempt, step_context.round)
         if self._under_way[0] != key:
             self._under_way = key, {}
+            self._engine.abort()
         start, made, finish_s = time.perf_counter(), {}, {}
         asked = {block: cast("list[PromptSet]", inputs[block])[0] for block in sorted(inputs)}
         for block, prompts in asked.items():
@@ -104,12 +125,34 @@ class GenerationStage(LanguageStage):
             sets = {first: sets[first]}
         prompts = tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block)
         turn = Turn(prompts, self._config.rl.group_size)
-        return dict.fromkeys(sets, self._decoding(step_context, turn).run())
+        return dict.fromkeys(sets, self._generated(step_context, turn))
 
-    def _decoding(self, step_context: StepContext, turn: Turn) -> Decoding:
+    def _generated(self, step_context: StepContext, turn: Turn) -> Iterator[Group]:
         sampling, seed = self._config.generation, self._config.run.seed
         block = GenerationBlock(turn.prompts, turn.group_size, sampling, seed, step_context.iteration)
-        return Decoding(self._shared.policy, block)
+        update(self._engine, self._shared.version, self._shared.policy)
+        return generate(self._engine, block)
+
+    def _run_free(self, free: FreeRunning, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
+        start, made, finish_s = time.perf_counter(), dict[int, Completions](), {}
+        begun, key = self._under_way[0], (step_context.iteration, step_context.attempt)
+        self._under_way = key, {}
+        if begun[1:] != key[1:]:  # of an attempt that was given up
+            free.clear()
+        update(self._engine, self._shared.version, self._shared.policy)
+        asked = {block: cast("list[PromptSet]", inputs[block])[0] for block in sorted(inputs)}
+        for block, prompts in asked.items():
+            for k, part in enumerate(prompts.blocks):
+                free.begin(block - prompts.index + k, part, step_context.iteration)
+        if begun != key:
+            free.renew(step_context.iteration)
+        self._engine.resume()
+        for block in asked:
+            while (found := free.take(block)) is None:
+                free.advance()
+            made[block], finish_s[block] = found, time.perf_counter() - start
+        self._engine.pause()
+        return Output(made, generation_report(made.values(), finish_s))
 
     # ----------------------------------------------------------------------------------- in a loop with EpisodeStage
     def step(
@@ -119,13 +162,17 @@ class GenerationStage(LanguageStage):
 
         A block's rows decode together and with no others, so that the plan has no influence.
         """
-        policy = self._shared
-        made = lambda turn: (tuple(self._decoding(step_context, turn).run()), policy.version)  # noqa: E731
+        made = lambda turn: (tuple(self._generated(step_context, turn)), self._engine.version)  # noqa: E731
         return {block: None if turn is None else made(turn) for block, turn in turns.items()}
 
     def close(self, step_context: StepContext, last: Mapping[int, object]) -> Output:
         """Returns nothing: the other side has the episodes."""
         return Output(dict.fromkeys(last))
+
+    def leave(self) -> None:
+        if self._free is not None:
+            self._free.close()
+        self._engine.close()
 
 
 class LogProbStage(LanguageStage):

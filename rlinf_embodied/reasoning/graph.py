@@ -49,6 +49,7 @@ def reasoning_graph(
     configs: Mapping[str, object] = MappingProxyType({}),
     waiting: Collection[str] = (),
     receivers: Collection[str] = ("generation", "old_log_probs"),
+    changes: Collection[str] = (),
     turns: int = 1,
 ) -> Workflow:
     """Returns the graph; with `episodes` in the place of `prompts`, these and generation take up to `turns` turns.
@@ -59,7 +60,7 @@ def reasoning_graph(
 
     With `together` the learners wait for all answers in any case.  Without `configs` of the stages the graph can be
     planned but not run.  `waiting` are stages that wait for something that is none of the cluster's,
-    `receivers` those that get new weights.
+    `receivers` those that get new weights, `changes` those of them that get what changed (WeightEdge).
     """
     names, episodic = [name for name in _CLASSES if name in stages], "episodes" in stages
     published = not episodic and "prompts" not in stages
@@ -85,7 +86,7 @@ def reasoning_graph(
         num_blocks=num_blocks,
         stages=specs,
         edges=tuple(Edge(a, b, whole=together and b in _LEARNERS) for a, b in ends),
-        weight_edges=tuple(WeightEdge("actor", name) for name in receivers if name in names),
+        weight_edges=tuple(WeightEdge("actor", name, name in changes) for name in receivers if name in names),
         loops={"episode": Loop("episode", "episodes", "generation", turns)} if episodic else {},
         repeat=repeat,
         items_per_block=items_per_block,

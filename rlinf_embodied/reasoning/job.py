@@ -24,11 +24,12 @@ from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.agents import agent_of
 from rlinf_embodied.reasoning.batch import in_order
 from rlinf_embodied.reasoning.custom_reward import reward_function
-from rlinf_embodied.reasoning.episodes import tool_of
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, problem_sets
 from rlinf_embodied.reasoning.fine_tuning import FINE_TUNING, fine_tuning_workflow, starting_policy
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Position, Prompts
+from rlinf_embodied.reasoning.tool_calls import tool_of
+from rlinf_embodied.reasoning.vllm_engine import installed_python
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster
@@ -67,7 +68,7 @@ class ReasoningJob:
         self._fine_tunes = isinstance(config.algorithm, LanguageSFTConfig)
         self.work, learner = ("fine-tuning", FINE_TUNING) if self._fine_tunes else ("RL", "actor")
         self.learners: tuple[str, ...] = (learner,)
-        turns = "generation.run" if config.num_turns == 1 else "generation.step"
+        turns = "generation.step" if config.has_loop else "generation.run"
         self.first_work = f"{FINE_TUNING}.run" if self._fine_tunes else turns
         self.columns = _OF_FINE_TUNING if self._fine_tunes else _OF_RL
         data = config.data
@@ -87,7 +88,7 @@ class ReasoningJob:
     def planning_parts(self) -> dict[str, object]:
         return {
             n: asdict(getattr(self.config, n))
-            for n in ("data", "policy", "generation", "tool", "agent", "reward", "algorithm")
+            for n in ("data", "policy", "generation", "tool", "agent", "episodes", "reward", "algorithm")
         }
 
     def require_staleness(self, staleness: int) -> None:
@@ -96,6 +97,9 @@ class ReasoningJob:
             rule = "problems are chosen by the iteration before, which has not ended when a next one begins"
             allowed = staleness == 0 or not self.config.data.has_pools
             require(allowed, "plan.max_staleness", staleness, rule, "use 0, or leave out data.solved_share")
+            rule = "episodes that are carried over have tokens of several versions"
+            allowed = staleness == 0 or not self.config.episodes.carried
+            require(allowed, "plan.max_staleness", staleness, rule, "use 0, or episodes.carried=0")
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """Checks also reward, problems, whether prompts fit the model's context, and the precision.
@@ -123,6 +127,8 @@ class ReasoningJob:
         reward_function(config.reward)
         tool_of(config.tool)
         agent_of(config.agent)
+        if config.generation.engine == "vllm":
+            installed_python()
         problem_source(config.data, config.run.seed)
         model = None if folder is None else str(folder)
         Prompts.of(config, model, Split.train).batch(0, 1)

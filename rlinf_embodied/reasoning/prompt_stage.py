@@ -121,7 +121,8 @@ class Prompts:
 class PromptStage(HoldsNoMemory):
     """Takes problems from the training stream: block b of round r has those at start + (r B + b) K ... of it.
 
-    `start` is how many problems the run has used so far, by the step_context's message, a Position.
+    `start` is how many problems the run has used so far, by the step_context's message, a Position.  With partial
+    rollouts (episodes.carried) the first ones of the block's next round follow: they are begun ahead.
     """
 
     def __init__(self, made: StageConfig) -> None:
@@ -139,7 +140,11 @@ class PromptStage(HoldsNoMemory):
         size, count, made = self._config.blocks_per_batch, self._config.prompts_per_block, {}
         for first in sorted({block // size * size for block in inputs}):
             blocks = range(first, min(first + size, self._num_blocks))
-            drawn = lambda block: tuple(self._prompts.batch(start + block * count, count, position.pools))  # noqa: E731
-            asked = tuple(map(drawn, blocks))
+            asked = tuple(self._drawn(start + block * count, per_round, position) for block in blocks)
             made |= {block: PromptSet(asked, block - first) for block in blocks if block in inputs}
         return Output(made)
+
+    def _drawn(self, start: int, per_round: int, position: Position) -> tuple[Asked, ...]:
+        own = self._prompts.batch(start, self._config.prompts_per_block, position.pools)
+        carried = self._config.carried_per_block
+        return (*own, *(self._prompts.batch(start + per_round, carried, position.pools) if carried else ()))

@@ -7,6 +7,7 @@ prompts -> generation -> reward ---------------------+-> actor ~~> generation, o
               +-> reference (kl_coef, loss) ---------+     log-probs under the starting policy (adapters: off)
 
 With a tool `episodes` takes the place of `prompts`, in a loop with generation: it has the data for the stages behind.
+With episodes.free there is no loop: generation runs the episodes.
 
 With dynamic sampling all stages before the actor are repeated, with further problems, until enough groups differ.
 """
@@ -19,7 +20,7 @@ from typing import cast
 
 import numpy as np
 
-from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
+from rlinf_embodied.config import MathConfig, Precision, ReasoningName, Sharding
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.reasoning.actor_stage import actor_inputs
@@ -35,7 +36,7 @@ from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, Workflow
 def training_workflow(config: MathConfig, policy_folder: str, reference_folder: str = "") -> Workflow:
     """Returns the graph; the divergence is measured from `reference_folder` ("": from what the policy starts from)."""
     algorithm, ppo = config.rl, config.rl.name is ReasoningName.ppo
-    episodic = config.num_turns > 1 or config.agent._target_ is not None
+    episodic = config.has_loop
     stages = ("episodes" if episodic else "prompts", *actor_inputs(algorithm), "actor")
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
     adapted = config.policy.lora.rank > 0
@@ -55,8 +56,9 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         repeat=resample if algorithm.dynamic_sampling else None,
         configs=configs,
         receivers=("generation", "old_log_probs", *(("reference",) if adapted else ())),
+        changes=["generation"] * (config.generation.precision is not Precision.float32),
         waiting=[*["reward"] * config.reward.waits, *["episodes"] * (config.tool.waits or config.agent.waits)],
-        turns=config.num_turns,
+        turns=config.num_turns if episodic else 1,
     )
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
 
@@ -108,10 +110,17 @@ def run_iteration(
         "rollout/rounds": float(num_rounds(result)),
     }
     metrics |= {f"charts/length_p{q}": float(np.percentile(lengths, q)) for q in (50, 90, 99)}
-    if source == "episodes":
-        metrics["rollout/turns"] = sum(report.turns for report in generated) / completions
+    turns, stale = sum(report.turns for report in generated), [r.stale for r in generated if r.stale is not None]
+    if source == "episodes" or turns > completions:
+        metrics["rollout/turns"] = turns / completions
+    if stale:
+        metrics["rollout/stale_tokens"] = sum(stale) / sum(lengths)
     for name in groups[0].named:
         metrics[f"reward/{name}"] = sum(group.named[name] for group in groups) / completions
+    if any(edge.changes for edge in executor.workflow.weight_edges):
+        installs = result.all_of("generation.install_weights", tuple)
+        sent, whole = (sum(report[part] for report in installs) for part in (0, 1))
+        metrics |= {"charts/weights_sent_mb": sent / 1e6, "charts/weights_sent_share": sent / whole}
     if executor.plan.staleness:
         metrics["rollout/staleness"] = float(result.staleness)
     if "critic" in executor.workflow.stages:

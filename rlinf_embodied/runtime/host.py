@@ -101,7 +101,8 @@ class Stage(Protocol):
     the loop; `step(step_context, {block: message}) -> {block: message}`;
     `close(step_context, {block: None}) -> Output`.
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
-    Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`.
+    Weight edge: `export_weights(step_context) -> object`, and `install_weights(step_context, object)`; for an edge of
+    changes `export_weights(step_context, follows)`, see Executor.export.
     State: `export_snapshot(step_context) -> object` (None: it has none, or it is part of another worker's), and
     `import_snapshot(step_context, [what each worker gave])`, also in the midst of an iteration that is given up; a
     stage without them has none between iterations.

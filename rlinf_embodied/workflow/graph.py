@@ -43,10 +43,15 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class WeightEdge:
-    """Weights of `source` that `target` installs once per iteration, with version and checksum."""
+    """Weights of `source` that `target` installs once per iteration, with version and checksum.
+
+    With `changes` the target has a copy of its own in every worker, also beside the source, and gets what changed since
+    the version before.  A source has at most one such edge.
+    """
 
     source: str
     target: str
+    changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

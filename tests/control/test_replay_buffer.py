@@ -44,6 +44,18 @@ def test_a_draw_is_keyed_keeps_columns_together_and_reaches_all() -> None:
     assert not torch.equal(drawn["reward"], buffer.draw((50, 4), 1, "replay", 3, 9)["reward"])
 
 
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_draws_with_returns_are_of_episodes_that_have_ended(number) -> None:
+    buffer = ReplayBuffer(6, episodes=(2, 10))  # of two rows, three steps are held
+    steps = [(0.0, -1.0), (1.0, 0.0), (0.0, 0.0), (0.0, 1.0)][:number]
+    for k, outcomes in enumerate(steps):
+        buffer.add(numbered(2 * k, 2 * k + 2) | {"outcome": torch.tensor(outcomes)})
+    drawn = buffer.draw((200,), 1, "replay")
+    every = {0: -0.1, 1: -1.0, 2: 0.0} if number < 4 else {2: 0.0, 3: -0.2, 5: -0.1, 7: 0.0}
+    expected = {k: pytest.approx(left) for k, left in every.items()}
+    assert dict(zip(drawn["reward"].tolist(), drawn["return"].tolist(), strict=True)) == expected
+
+
 @pytest.mark.parametrize("size", [3, 5, 8])
 def test_a_restored_buffer_continues_as_the_saved_one(size) -> None:
     saved, restored = ReplayBuffer(5), ReplayBuffer(5)

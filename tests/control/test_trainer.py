@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from control_runs import DAGGER, HG_DAGGER, RLPD, reach, recorded, small
+from control_runs import DAGGER, HG_DAGGER, reach, recorded, small
 from runs import metric_rows, train, weights_of
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
@@ -43,31 +43,12 @@ def test_a_checkpoint_holds_transitions_networks_and_moments(straight) -> None:
     }
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one_under_another_plan(straight, tmp_path) -> None:
-    train(small(f"run.dir={tmp_path}", "run.num_iterations=2"))
-    train(small(f"run.dir={tmp_path}", "plan=disaggregated", "cluster.num_devices=2"))
-    assert weights_of(tmp_path) == weights_of(straight)
-    assert metric_rows(tmp_path) == metric_rows(straight)
-
-
-RESUMED = {
-    "rlpd": lambda played, *words: reach(*RLPD, *words),
-    "dagger": lambda played, *words: reach(*DAGGER, *words),
-    "hg_dagger": lambda played, *words: reach(*HG_DAGGER, *words),
-    "iql": lambda played, *words: recorded("iql", played, "algorithm.cosine=false", *words),  # it depends on the length
-    "bc": lambda played, *words: recorded("bc", played, *words),
-}
-
-
-@pytest.mark.parametrize(
-    "name", ["rlpd", "iql", "hg_dagger", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dagger", "bc"))]
-)
-def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight, tmp_path, name) -> None:
-    make = RESUMED[name]
+@pytest.mark.parametrize("algorithm", ["iql", pytest.param("bc", marks=pytest.mark.slow)])
+def test_a_resumed_run_of_recorded_transitions_ends_as_an_uninterrupted_one(straight, tmp_path, algorithm: str) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(make(straight, f"run.dir={whole}"))
-    train(make(straight, f"run.dir={parts}", "run.num_iterations=2"))
-    train(make(straight, f"run.dir={parts}"))
+    cosine = ["algorithm.cosine=false"] if algorithm == "iql" else []  # it depends on the length
+    for folder, words in ((whole, []), (parts, ["run.num_iterations=2"]), (parts, [])):
+        train(recorded(algorithm, straight, f"run.dir={folder}", *cosine, *words))
     assert weights_of(whole) == weights_of(parts)
     assert metric_rows(whole) == metric_rows(parts)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import clone, digest, executor_for, iterate, tiny, train, trees
+from runs import tiny, train
 from two_views import SIZES, make_env
 
 from rlinf_embodied.compose import compose_evaluate
@@ -15,7 +15,6 @@ from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import FeatureKind, Observation
-from rlinf_embodied.runtime.session import SerialSession
 
 SECTION = Path(__file__).resolve().parents[1] / "two_views.yaml"
 
@@ -55,17 +54,6 @@ def test_states_are_chosen_by_name_in_the_policys_order() -> None:
     assert list(env.reset([1, 2]).state) == ["target", "tip"]
     with pytest.raises(ConfigError, match=r"env\.states is 'elbow', but the state vectors of TwoViews-v0 are tip, tar"):
         make_env(section("env.states=[elbow]"), 1)
-
-
-@pytest.mark.parametrize("critic", ["privileged", "observation"])
-def test_the_same_weights_under_two_plans(critic: str) -> None:
-    config = views(f"policy.critic={critic}", "algorithm.bootstrap_at_timeout=true")
-    folder, digests = clone(config), []
-    for devices, plan in ((1, trees("all", "all", "all")), (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))):
-        executor = executor_for(config, plan, devices, SerialSession(), folder)
-        iterate(config, executor, 2)
-        digests.append(digest(executor))
-    assert digests[0] == digests[1]
 
 
 def test_a_run_saves_what_its_policy_reads_and_another_env_is_refused(tmp_path) -> None:

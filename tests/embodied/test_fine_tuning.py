@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from recordings import point_episodes, write_recording
 from runs import SFT, TINY, clone, learned, metric_rows, tiny, train, trainer_of
-from stopped_runs import interrupt_in
 
 from rlinf_embodied.compose import compose_export
 from rlinf_embodied.config import TrainConfig
@@ -124,21 +123,6 @@ def test_an_epoch_draws_from_weighted_sources_in_their_proportions(recording: Pa
 
 
 # ------------------------------------------------------------------------------------------------------------ resuming
-@pytest.mark.slow
-def test_a_run_that_was_killed_resumes_to_the_same_weights_in_either_phase(
-    recording: Path, tmp_path: Path, monkeypatch
-) -> None:
-    straight = train(small(recording, f"run.dir={tmp_path / 'straight'}", *SHORTEST))
-    for died_in in (1, 3):  # the second epoch of each phase
-        config = small(recording, f"run.dir={tmp_path / str(died_in)}", *SHORTEST)
-        with monkeypatch.context() as patch:
-            interrupt_in(patch, died_in, KeyboardInterrupt())
-            with pytest.raises(KeyboardInterrupt):
-                train(config)
-        assert train(config)["weights_sha256"] == straight["weights_sha256"]
-        assert metric_rows(tmp_path / str(died_in)) == metric_rows(tmp_path / "straight")
-
-
 def test_a_run_resumes_with_its_own_files_and_settings_only(recording: Path, tmp_path: Path) -> None:
     one = ["algorithm.epochs=0", "algorithm.head_epochs=1", "run.num_iterations=1"]
     config = small(recording, f"run.dir={tmp_path / 'run'}", *SHORTEST, *one)

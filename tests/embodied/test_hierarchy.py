@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hierarchical_runs import placed, two_levels
-from runs import executor_for, iterate, metric_rows, train, trainer_of
-from training_faults import lost, once
+from runs import FOUR, executor_for, iterate, train, trainer_of
 
 from policies.actor_critic import ActorCritic
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
@@ -18,7 +17,6 @@ from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import HierarchyConfig
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.hierarchy import guided, low_level_columns
-from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.session import SerialSession
@@ -70,32 +68,13 @@ def test_the_lower_level_is_valued_with_the_choice_that_held() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- whole runs
 def four(folder: Path, *overrides: str):
-    short = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
-    return two_levels(f"run.dir={folder}", *short, *overrides)
+    return two_levels(f"run.dir={folder}", *FOUR, *overrides)
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("two_levels")
     return folder, train(four(folder))
-
-
-def test_a_run_that_continues_gives_the_weights_of_an_uninterrupted_one(straight, tmp_path) -> None:
-    folder, summary = straight
-    shutil.copytree(folder / "checkpoints" / "step_000002", tmp_path / "checkpoints" / "step_000002")
-    assert train(four(tmp_path))["weights_sha256"] == summary["weights_sha256"]
-    assert metric_rows(tmp_path) == metric_rows(folder)[2:]
-
-
-def test_a_fault_in_the_lower_levels_update_costs_neither_level_a_bit(straight, tmp_path, monkeypatch) -> None:
-    folder, summary = straight
-    calls = once(monkeypatch, PolicyLearner, "run", 3, lost())
-    found = train(four(tmp_path))
-    assert len(calls) > 4
-    assert found["weights_sha256"] == summary["weights_sha256"]
-    model = "checkpoints/latest/high/model.safetensors"
-    assert (tmp_path / model).read_bytes() == (folder / model).read_bytes()
-    assert metric_rows(tmp_path) == metric_rows(folder)
 
 
 def test_a_checkpoint_acts_with_both_of_its_policies(straight, tmp_path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from runs import GRPO, clone, four, metric_rows, tiny, tiny_overrides, train, trainer_of
+from runs import clone, four, metric_rows, tiny, tiny_overrides, train, trainer_of
 from scripts import call
 from stopped_runs import interrupt_in, same_end, straight_runs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -24,30 +24,14 @@ from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import CheckpointError, ConfigError, SimulatorError
 from rlinf_embodied.learning import checkpoint
 
-VARIANTS = {"ppo": [], "ppo, carried over": ["env.carry_over=true"], "grpo": GRPO}
-
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Returns what gives the folder of a variant's uninterrupted run."""
-    return straight_runs(tmp_path_factory, lambda folder, variant: train(four(folder, *VARIANTS[variant])), "ppo")
+    """Returns what gives the folder of an uninterrupted run."""
+    return straight_runs(tmp_path_factory, lambda folder, _: train(four(folder)), "ppo")
 
 
 # ------------------------------------------------------------------------------------------------------ stop and go on
-@pytest.mark.parametrize("variant", [*VARIANTS][1:])
-def test_a_stopped_run_resumed_under_another_plan_ends_as_one_that_never_stopped(
-    straight, monkeypatch, tmp_path, variant: str
-) -> None:
-    with monkeypatch.context() as patch:
-        interrupt_in(patch, 1)
-        assert train(four(tmp_path, *VARIANTS[variant]), code=130) == {}
-    latest = tmp_path / "checkpoints/latest"
-    assert latest.resolve().name == "step_000002"
-    assert bool(checkpoint.load_tensors(latest, "carry_over")) == ("carried" in variant)
-    train(four(tmp_path, *VARIANTS[variant], "plan=disaggregated", "cluster.num_devices=2"))
-    same_end(tmp_path, straight(variant))
-
-
 def test_ctrl_c_between_two_checkpoints_writes_one_of_its_own(straight, monkeypatch, tmp_path, capsys) -> None:
     with monkeypatch.context() as patch:
         interrupt_in(patch, 2)

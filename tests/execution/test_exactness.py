@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from control_runs import DAGGER, RLPD, reach, small
+from control_runs import DAGGER, RECAP, RLPD, reach, small
 from hierarchical_runs import digests, placed, two_levels
 from math_runs import DAPO, PPO, TWO_STEPS, tiny_math
 from placements import leaves, looped, switching
@@ -113,6 +114,11 @@ FLOW = [
     *("policy=flow_vla", "policy.temperature=0.5", "policy.options.expert_size=32"),
     "algorithm.critic_warmup_iterations=0",
 ]
+LATE = [  # chunks that start late, and continue each other
+    *("env.execute_steps=2", "env.chunks_per_rollout=8", "env.rtc=linear", "env.perturb.inference_delay=1"),
+    *("env.perturb.inference_jitter=1", "policy.options.noise=flow_noise"),
+]
+VIEWS = [f"env={Path(__file__).resolve().parents[1] / 'two_views.yaml'}", *SEEN[:1]]
 PICK = [
     *("env=maniskill_pick", "env.num_envs=4", "env.block_size=2", "env.obs_size=32", "env.chunk=5", "env.horizon=10"),
     *("env.chunks_per_rollout=3", "warm_start.from_scratch=true", "algorithm.critic_warmup_iterations=0"),
@@ -138,6 +144,9 @@ VARIANTS: dict[str, Variant] = {
     ),
     "grpo, token ratio": acting([*GRPO, "algorithm.ratio_level=token"], compared=["hybrid on 2"]),
     "flow": acting(FLOW, compared=["disaggregated on 2"]),
+    "flow, late chunks": acting([*FLOW, *LATE], compared=["disaggregated on 2"], iterations=2),
+    "two views": acting(VIEWS, compared=["disaggregated on 2"], iterations=2),
+    "two views, critic from images": acting([*VIEWS, *SEEN], compared=["disaggregated on 2"], iterations=2),
     "maniskill": acting(PICK, compared=["disaggregated on 2"], iterations=2),
     "two levels": Variant(two_levels, [], LEVEL_PLANS, [*LEVEL_PLANS][1:]),
     "two levels, carried over": Variant(two_levels, [CARRIED], LEVEL_PLANS, ["all apart, two shards"]),
@@ -145,6 +154,7 @@ VARIANTS: dict[str, Variant] = {
     "sac": replaying(small, []),
     "rlpd": replaying(reach, RLPD),
     "dagger": replaying(reach, DAGGER),
+    "recap": replaying(reach, RECAP),
     "math": math([], compared=["collocated on 2, switching", "pipelined on 2, by pairs", "unlike splits"]),
     "math, truncated masked": math(
         ["algorithm.mask_truncated=true", "generation.max_new_tokens=4"], compared=["collocated on 2"]
@@ -184,7 +194,8 @@ TELLING = {
     ("ppo, stops at a KL", "collocated on 2"),
     ("grpo", "disaggregated on 3"),
     ("grpo, token ratio", "hybrid on 2"),
-    ("flow", "disaggregated on 2"),
+    *((name, "disaggregated on 2") for name in ("flow", "flow, late chunks", "two views")),
+    ("two views, critic from images", "disaggregated on 2"),
     ("maniskill", "disaggregated on 2"),
     *(("two levels", plan) for plan in LEVEL_PLANS),
     ("two levels, carried over", "all apart, two shards"),
@@ -193,6 +204,7 @@ TELLING = {
     ("sac", "unlike splits"),
     ("rlpd", "unlike splits"),
     ("dagger", "all apart"),
+    ("recap", "unlike splits"),
     ("ppo, carried over, 1 behind", "learner apart"),
     ("ppo, carried over, 2 behind", "hybrid on 2"),
     ("grpo, 1 behind", "disaggregated on 3"),
@@ -245,6 +257,10 @@ def test_an_iteration_is_sampled_with_earlier_weights_than_are_trained(name: str
         assert last["losses/initial_log_ratio"] < 1e-4  # the clip is around the weights that were trained
     else:
         assert last["losses/initial_log_ratio"] > 1e-3
+
+
+def test_late_chunks_have_the_log_probs_that_they_were_drawn_with() -> None:
+    assert all(m["losses/initial_log_ratio"] <= 1e-4 for m in by_one_worker("flow, late chunks")[1])
 
 
 def test_both_levels_learn() -> None:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from rlinf_embodied.errors import ObjectiveError
-from rlinf_embodied.learning.weights import checksum, export_weights, install_weights
+from rlinf_embodied.learning.weights import (
+    SharedPolicy,
+    WeightsSender,
+    WeightsUser,
+    checksum,
+    export_weights,
+    install_weights,
+)
+from rlinf_embodied.runtime.tensor_wire import pack, unpack
 
 
 def module(seed: int, width: int = 3) -> nn.Module:
@@ -92,3 +101,39 @@ def test_weights_of_another_module_are_refused() -> None:
     message = export_weights(nn.Linear(4, 3), 1)
     with pytest.raises(ObjectiveError, match=r"of another module: \['0.bias', '0.weight'"):
         install_weights(module(0), replace(message))
+
+
+def tied() -> nn.Module:
+    made = nn.Sequential(nn.Embedding(3000, 32), nn.Linear(32, 3000), nn.LayerNorm(32))  # more than a block of entries
+    made[1].weight = made[0].weight  # pyright: ignore[reportArgumentType]
+    return made
+
+
+def test_changes_sent_over_twenty_updates_give_the_bits_of_the_weights_rounded() -> None:
+    torch.manual_seed(0)
+    source, target, sender = tied(), tied().to(torch.bfloat16), WeightsSender(torch.bfloat16)
+    share, bits = [], lambda tensor: tensor.view(torch.int16)
+    for version in range(21):
+        message = unpack(pack(sender.export(source, version, follows=version > 0)))
+        install_weights(target, message)
+        share.append(message.nbytes / sum(p.nbytes for p in target.parameters()))
+        for name, tensor in source.state_dict().items():
+            assert torch.equal(bits(tensor.to(torch.bfloat16)), bits(target.state_dict()[name])), (version, name)
+        with torch.no_grad():
+            for p in source.parameters():
+                p.add_(1e-5 * torch.randn_like(p).sign() if version < 19 else torch.randn_like(p))  # at last all change
+    assert share[0] == 1
+    assert max(share[1:-1]) < 0.2
+    assert 1 <= share[-1] < 1.1  # never more than whole
+
+
+def test_changes_to_another_version_are_refused() -> None:
+    sender, user, source = WeightsSender(torch.bfloat16), WeightsUser(), tied()
+    user._shared = SharedPolicy(SimpleNamespace(module=tied().to(torch.bfloat16)))
+    sender.export(source, 0, False)
+    message = sender.export(source, 1, True)
+    with pytest.raises(ObjectiveError, match=r"do not give those of the learner \(another checksum\)"):
+        user.install_weights(None, message)  # version 0, but of another draw
+    user.install_weights(None, sender.export(source, 3, False))
+    with pytest.raises(ObjectiveError, match="came as changes to version 0, but this copy has version 3"):
+        user.install_weights(None, message)

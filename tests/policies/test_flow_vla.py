@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from runs import clone, digest, executor_for, iterate, tiny, trees
 from torch import Tensor, nn
 
 from policies.flow import Flow, StepNoise
@@ -14,7 +13,6 @@ from policies.flow_vla import FlowVLA
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.runtime.session import SerialSession
 from tests.observations import env_spec, observed
 
 ROWS, CHUNK, ACTION = 4, 3, 2
@@ -131,16 +129,3 @@ def test_straight_lines_to_a_chunk_have_no_error_and_evaluation_ends_there() -> 
     noise = torch.randn(ROWS, 1, CHUNK, ACTION, generator=torch.Generator().manual_seed(2))
     greedy = flow.act(field, noise, 0.0, torch.zeros(ROWS, dtype=torch.long))
     torch.testing.assert_close(greedy.actions, actions)
-
-
-def test_plans_give_the_same_weights_where_chunks_are_late_and_continue_each_other() -> None:
-    late = ["env.execute_steps=2", "env.chunks_per_rollout=8", "env.rtc=linear", "env.perturb.inference_delay=1"]
-    own = ["env.perturb.inference_jitter=1", "policy.options.expert_size=32", "policy.options.noise=flow_noise"]
-    config = tiny("policy=flow_vla", "algorithm.critic_warmup_iterations=0", *late, *own)
-    start, digests = clone(config), set()
-    for devices, plan in ((1, trees("all", "all", "all")), (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))):
-        executor = executor_for(config, plan, devices, SerialSession(), start)
-        metrics = iterate(config, executor, 2)
-        digests.add(digest(executor))
-        assert all(m["losses/initial_log_ratio"] <= 1e-4 for m in metrics)
-    assert len(digests) == 1

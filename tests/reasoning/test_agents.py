@@ -24,6 +24,7 @@ from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Prompt, Sequences, all_log_probs
 from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
+from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.objective import Round, training_rows
 from rlinf_embodied.reasoning.reward_stage import Verifier, scored
 
@@ -32,7 +33,7 @@ PROBLEMS = [Problem(i, f"{3 + i}+4=", str(7 + i), None, "sum", "sum1-1-9") for i
 
 # -------------------------------------------------------------------------------------------------------------- agents
 def ask(base_url: str, chat: list[dict], **more: object) -> str:
-    body = json.dumps({"model": "policy", "messages": chat, "temperature": 0.2} | more).encode()
+    body = json.dumps({"model": "policy", "messages": chat} | more).encode()
     request = urllib.request.Request(f"{base_url}/chat/completions", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as reply:
         found = json.load(reply)
@@ -76,7 +77,8 @@ def refused(problem: Problem, base_url: str) -> str:
     chat, texts = [{"role": "user", "content": problem.question}], []
     for url, more in (
         *((base_url, {"stream": True}), (base_url, {"n": 2}), (base_url, {"tools": [{}]}), (base_url, {"messages": 3})),
-        *((base_url, {"messages": [{"role": "user", "content": "1+" * 2000}]}), (base_url + "x", {})),
+        *((base_url, {"messages": [{"role": "user", "content": "1+" * 2000}]}), (base_url, {"temperature": 0.2})),
+        *((base_url, {"max_tokens": 0}), (base_url + "x", {})),
         (base_url.replace("/v1", "9/v1"), {}),
     ):
         try:
@@ -84,7 +86,7 @@ def refused(problem: Problem, base_url: str) -> str:
         except urllib.error.HTTPError as error:
             texts.append(f"{error.code} {json.load(error)['error']['message']}")
     Path(os.environ["REFUSALS"]).write_text("\n".join(texts))
-    return ask(base_url, chat)
+    return ask(base_url, chat, temperature=1.0, max_tokens=3)
 
 
 # ----------------------------------------------------------------------------------------------------------- one block
@@ -97,7 +99,7 @@ def run(policy: CausalLM, agent: str, *overrides: str) -> tuple[MathConfig, Comp
     config = tiny_math(f"agent._target_={__name__}.{agent}", "generation.max_new_tokens=30", *overrides)
     asked = [(problem, Prompt(problem.id, tuple(policy.encode(problem.question)))) for problem in PROBLEMS]
     with closing(episodes_of(asked, 4, config, policy.codec)) as episodes:
-        return config, run_episodes(policy, episodes, GenerationBlock((), 4, config.generation, 9, 2), 0)
+        return config, run_episodes(ExactEngine(policy), episodes, GenerationBlock((), 4, config.generation, 9, 2))
 
 
 def test_rows_are_what_was_sampled_with_the_advantage_of_their_episode(policy) -> None:
@@ -136,11 +138,14 @@ def test_an_agent_that_asks_once_gives_a_completion_that_the_reward_judges(polic
 
 def test_a_request_that_cannot_be_answered_says_why(policy, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("REFUSALS", str(tmp_path / "refusals"))
-    run(policy, "refused", "agent.max_requests=1")
+    _, made = run(policy, "refused", "agent.max_requests=1")
     lines = (tmp_path / "refusals").read_text().splitlines()
-    assert [line[:3] for line in lines] == ["400", "400", "400", "400", "400", "404", "409"]
+    assert [line[:3] for line in lines] == [*["400"] * 7, "404", "409"]
     assert "no room for these messages" in lines[4]
-    assert "is not served" in lines[5]
+    assert "temperature is 0.2, but all tokens are sampled with generation.temperature=1.0" in lines[5]
+    assert "max_tokens is 0" in lines[6]
+    assert "is not served" in lines[7]
+    assert max(int(group.lengths.max()) for group in made.groups) == 3
 
 
 def test_an_agent_that_hangs_or_fails_earns_nothing_and_one_that_always_fails_ends_the_run(policy, caplog) -> None:

@@ -21,10 +21,12 @@ from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, Sequences, all_log_probs
 from rlinf_embodied.reasoning.calculator import calculate
-from rlinf_embodied.reasoning.episodes import Episodes, episodes_of, run_episodes
+from rlinf_embodied.reasoning.engine import generate
+from rlinf_embodied.reasoning.episodes import Episodes, episodes_of, run_episodes, turns_of
 from rlinf_embodied.reasoning.evaluation import evaluate_command
 from rlinf_embodied.reasoning.fine_tuning import with_calls
-from rlinf_embodied.reasoning.generation import Decoding
+from rlinf_embodied.reasoning.generation import ExactEngine
+from rlinf_embodied.reasoning.tool_calls import ToolCalls
 
 TOOL = ["tool._target_=rlinf_embodied.reasoning.calculator.calculate", "warm_start.tool_share=0.5"]
 TWO = ["cluster.num_devices=2"]
@@ -51,7 +53,7 @@ def asked(policy: CausalLM) -> list[tuple[Problem, Prompt]]:
 def some(policy: CausalLM, *overrides: str) -> tuple[Episodes, GenerationBlock]:
     config = tiny_math(f"tool._target_={__name__}.echo", "generation.max_new_tokens=60", *overrides)
     block = GenerationBlock((), 3, config.generation, 9, 2)
-    return episodes_of(asked(policy), 3, config, policy.codec), block
+    return episodes_of(asked(policy), 3, config, policy.codec, ToolCalls.of(config.tool)), block
 
 
 def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(policy) -> None:
@@ -61,7 +63,7 @@ def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(pol
     turns = 0
     while (turn := episodes.turn()) is not None:
         turns += 1
-        groups = list(Decoding(policy, replace(block, prompts=turn.prompts, group_size=turn.group_size)).run())
+        groups = list(generate(ExactEngine(policy), replace(block, prompts=turn.prompts, group_size=turn.group_size)))
         for prompt, group in zip(turn.prompts, groups, strict=True):
             problem, start = PROBLEMS[prompt.id], policy.encode(PROBLEMS[prompt.id].question)
             for g in range(turn.group_size):
@@ -73,7 +75,7 @@ def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(pol
                 sampled = group.tokens[g, : group.lengths[g]].tolist()
                 row += [*read, *sampled]
                 written[key] = policy.decode(sampled)
-        episodes.take(groups)
+        episodes.take(turns_of(turn, groups))
     made = episodes.completions(0)
     assert turns == 4
     assert made.turns > 12
@@ -89,8 +91,8 @@ def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(pol
 
 def test_one_turn_is_a_completion(policy) -> None:
     episodes, block = some(policy, "tool.max_turns=1")
-    made = run_episodes(policy, episodes, block, 0)
-    plain = list(Decoding(policy, replace(block, prompts=tuple(prompt for _, prompt in asked(policy)))).run())
+    made = run_episodes(ExactEngine(policy), episodes, block)
+    plain = list(generate(ExactEngine(policy), replace(block, prompts=tuple(prompt for _, prompt in asked(policy)))))
     for group, other in zip(made.groups, plain, strict=True):
         assert torch.equal(group.tokens, other.tokens)
         assert torch.equal(group.log_probs, other.log_probs)
@@ -99,7 +101,7 @@ def test_one_turn_is_a_completion(policy) -> None:
 
 def test_a_tools_answer_that_does_not_fit_ends_the_episode(policy) -> None:
     episodes, block = some(policy, "generation.max_new_tokens=9")
-    made = run_episodes(policy, episodes, block, 0)
+    made = run_episodes(ExactEngine(policy), episodes, block)
     lengths = torch.cat([group.lengths for group in made.groups])
     assert int(lengths.max()) <= 9
     masks = [(group.given, group.lengths.tolist()) for group in made.groups if group.given is not None]

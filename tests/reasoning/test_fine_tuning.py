@@ -10,7 +10,6 @@ import pytest
 import torch
 from math_runs import TINY_MATH, sft, tiny_math
 from runs import cluster, learned, metric_rows, train
-from stopped_runs import interrupt_in
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import MathConfig
@@ -54,16 +53,6 @@ def test_a_run_learns_and_leaves_a_policy_that_rl_starts_from(straight, tmp_path
     assert {"accuracy_before", "accuracy_after"} <= set(summary)
     start = f"warm_start.checkpoint={folder}/checkpoints/latest"
     train(tiny_math(start, "run.num_iterations=1", "eval.num_samples=0", f"run.dir={tmp_path}"))
-
-
-@pytest.mark.parametrize("died_in", [1, 3])
-def test_a_run_that_was_killed_resumes_to_the_same_weights(straight, tmp_path: Path, monkeypatch, died_in) -> None:
-    with monkeypatch.context() as patch:
-        interrupt_in(patch, died_in, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
-            train(sft(f"run.dir={tmp_path}"))
-    assert train(sft(f"run.dir={tmp_path}"))["weights_sha256"] == straight[1]["weights_sha256"]
-    assert metric_rows(tmp_path) == metric_rows(straight[0])
 
 
 def files(folder: Path, mark: str) -> list[str]:

@@ -16,7 +16,8 @@ from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt, Sequences, all_log_probs
-from rlinf_embodied.reasoning.generation import Decoding
+from rlinf_embodied.reasoning.engine import generate
+from rlinf_embodied.reasoning.generation import ExactEngine
 
 SAMPLING = GenerationConfig(max_new_tokens=14, max_num_seqs=100)
 # (decoder it takes, architecture)
@@ -44,7 +45,7 @@ BLOCK = block_of([5, 2, 9, 1, 4])
 
 
 def run(policy, block=BLOCK):
-    groups = list(Decoding(policy, block).run())
+    groups = list(generate(ExactEngine(policy), block))
     assert sorted(group.prompt.id for group in groups) == sorted(prompt.id for prompt in block.prompts)
     return {group.prompt.id: group for group in groups}
 
@@ -116,7 +117,7 @@ def test_groups_come_in_order_while_others_still_decode(monkeypatch):
     monkeypatch.setattr(LeanDecoder, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
     policy = CausalLM.tiny(TinyLMConfig(), seed=1)
     block = sampled(block_of([3] * 12, group_size=2), max_new_tokens=20, max_num_seqs=8)
-    seen = [(group.prompt.id, len(steps)) for group in Decoding(policy, block).run()]
+    seen = [(group.prompt.id, len(steps)) for group in generate(ExactEngine(policy), block)]
     assert seen[0][1] < len(steps) / 2
     assert [prompt for prompt, _ in seen] == [prompt.id for prompt in block.prompts]
 

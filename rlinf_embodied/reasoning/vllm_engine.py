@@ -1,0 +1,259 @@
+"""vLLM as the engine of generation: a server process with its own environment, which the run survives losing.
+
+    VllmEngine --submit, abort, pause, load, resume--> vllm_server.py      a line of JSON each
+               <--new tokens, log-probs, version------                     after each of its steps
+
+Weights go through a model folder on this machine, which is written anew for each version.  A server that is gone is
+replaced by one with the newest weights; rows under way begin again, with the seeds that they had.  Log-probs are those
+of vLLM's kernels, after the temperature; training corrects for the difference by algorithm.tis_cap.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.errors import ConfigError, WorkerError
+from rlinf_embodied.interfaces.language import LanguagePolicy
+from rlinf_embodied.randomness import words
+from rlinf_embodied.reasoning.batch import GenerationBlock
+from rlinf_embodied.reasoning.engine import EngineStats, Generated
+from rlinf_embodied.telemetry.progress import report_progress
+
+_LOG = logging.getLogger(__name__)
+_SERVER = Path(__file__).with_name("vllm_server.py")
+_FOLDER = "RLINF_EMBODIED_VLLM"  # a variable: where vLLM's environment is
+_SETTINGS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
+_WAIT_S = 0.5  # of a poll for a step of the server
+_MOST_LOSSES = 3  # of servers in a row, without a row that has ended
+_EXCLUDED = -100.0  # added to a logit
+
+
+def installed_python() -> Path:
+    """Returns the Python of vLLM's environment.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    folder = Path(os.environ.get(_FOLDER) or Path(__file__).resolve().parents[2] / ".venv-vllm").absolute()
+    python, rule = folder / "bin" / "python", f"vLLM has an environment of its own, and {folder} does not exist"
+    action = f"install it with `python -m experiments.setup.foreign env=vllm`, or set {_FOLDER} to its folder"
+    require(python.exists(), "generation.engine", "vllm", rule, action)
+    return python
+
+
+@dataclass(slots=True)
+class _Row:
+    """What was asked for, and what has come of it."""
+
+    prompt: list[int]
+    most: int
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # of each token
+    reason: str = ""  # why it is over: "stop" or "length"
+
+
+class VllmEngine:
+    """The rows under way, and the server that has them; Engine in engine.py is the protocol."""
+
+    def __init__(self, config: MathConfig, policy: LanguagePolicy, version: int, command: list[str]) -> None:
+        """Starts a server, and returns before it is there."""
+        self.version, self._command, self._spec = version, command, policy.spec
+        self._config = config
+        self._folder = Path(tempfile.mkdtemp(prefix="rlinf-vllm-"))
+        self._rows: dict[int, _Row] = {}
+        self._paused, self._next, self._sampled, self._losses = False, 0, 0, 0
+        policy.save(self._folder / "model")
+        self._start()
+
+    @classmethod
+    def from_config(cls, config: MathConfig, policy: LanguagePolicy, version: int) -> VllmEngine:
+        return cls(config, policy, version, [str(installed_python()), "-P", str(_SERVER)])
+
+    # -------------------------------------------------------------------------------------------------------- requests
+    def submit(self, requests: GenerationBlock) -> list[int]:
+        first, size = self._next, requests.group_size
+        for prompt in requests.prompts:
+            for sample in range(prompt.sample, prompt.sample + size):
+                key = requests.iteration, prompt.id, sample, prompt.place
+                seed = int(words(requests.seed, requests.purpose, *key)) >> 2  # vLLM takes 63 bits
+                most = requests.sampling.max_new_tokens if prompt.room is None else prompt.room
+                self._rows[self._next] = _Row(list(prompt.tokens), most, seed)
+                self._next += 1
+        numbers = list(range(first, self._next))
+        self._submit(numbers)
+        return numbers
+
+    def _submit(self, numbers: Collection[int]) -> None:
+        rows = [(number, self._rows[number]) for number in numbers]
+        self._tell(do="submit", rows=[[number, row.prompt, row.most, row.seed] for number, row in rows])
+
+    def poll(self) -> list[Generated]:
+        if self._paused or not self._rows:
+            return []
+        self._hear(_WAIT_S)
+        while not self._inbox.empty():
+            self._hear(0)
+        return self._taken([number for number, row in self._rows.items() if row.reason])
+
+    def abort(self, rows: Collection[int] | None = None) -> list[Generated]:
+        chosen = [number for number in self._rows if rows is None or number in rows]
+        if chosen:
+            self._tell(do="abort", rows=chosen)
+        return self._taken(chosen)
+
+    def pause(self, keep: bool = True) -> list[Generated]:
+        self._paused = True
+        self._tell(do="pause")
+        return [] if keep else self.abort()
+
+    def resume(self) -> None:
+        self._paused = False
+        self._tell(do="resume")
+
+    def load(self, version: int, policy: LanguagePolicy) -> None:
+        """Takes the weights that a policy has now; waits until the server has them.
+
+        Raises:
+            WorkerError: servers end again and again.
+        """
+        while not self._ready:  # one that starts reads the folder
+            self._hear(_WAIT_S)
+        new = self._folder / "new"
+        policy.save(new)
+        shutil.rmtree(self._folder / "model")
+        new.rename(self._folder / "model")
+        self.version, self._loaded = version, False
+        self._tell(do="load", folder=str(self._folder / "model"), version=version)
+        while not self._loaded:
+            self._hear(_WAIT_S)
+
+    def stats(self) -> EngineStats:
+        decoding = sum(bool(row.tokens) for row in self._rows.values())
+        return EngineStats(decoding, len(self._rows) - decoding, self._sampled)
+
+    def close(self) -> None:
+        self._server.kill()
+        self._server.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _taken(self, numbers: Collection[int]) -> list[Generated]:
+        made = []
+        for number in numbers:
+            row = self._rows.pop(number)
+            spans = tuple(Counter(row.versions).items())
+            tokens, log_probs = torch.tensor(row.tokens, dtype=torch.long), torch.tensor(row.log_probs)
+            made.append(Generated(number, tokens, log_probs, row.reason == "stop", spans))
+        self._losses = 0 if made else self._losses
+        return made
+
+    # -------------------------------------------------------------------------------------------------------- server
+    def _start(self) -> None:
+        sampling = self._config.generation
+        given = {
+            "version": self.version,
+            "sampling": {
+                "temperature": sampling.temperature,
+                "stop_token_ids": list(self._spec.eos_ids),
+                "logit_bias": {} if self._spec.pad_id in self._spec.eos_ids else {self._spec.pad_id: _EXCLUDED},
+            },
+            "engine": {
+                "model": str(self._folder / "model"),
+                "dtype": sampling.precision.value,
+                "max_num_seqs": sampling.max_num_seqs,
+                "skip_tokenizer_init": True,
+                "logprobs_mode": "processed_logprobs",
+                "async_scheduling": False,  # a step's tokens are of the weights that it began with
+                "disable_log_stats": True,
+                **sampling.engine_options,
+            },
+        }
+        eager = (
+            {"TORCH_COMPILE_DISABLE": "1"} if sampling.engine_options.get("enforce_eager") else {}
+        )  # nor its samplers
+        own = ("PYTHONPATH", "LD_PRELOAD")  # this project's, for its own Python
+        variables = {k: v for k, v in os.environ.items() if k not in own}
+        with (self._folder / "log").open("w") as log:
+            self._server = subprocess.Popen(
+                [*self._command, json.dumps(given)],
+                **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True},
+                env=_DEFAULTS | variables | _SETTINGS | eager,
+                start_new_session=True,  # an interruption of the run is not one of its server
+            )
+        self._inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(self._server, self._inbox), daemon=True).start()
+        self._loaded, self._ready = True, False
+
+    def _tell(self, **message: object) -> None:
+        assert self._server.stdin is not None
+        try:
+            self._server.stdin.write(json.dumps(message) + "\n")
+            self._server.stdin.flush()
+        except OSError:  # it is gone, as the inbox will say
+            pass
+
+    def _hear(self, wait_s: float) -> None:
+        """Takes a message of the server, if one comes in time."""
+        try:
+            message = self._inbox.get(timeout=wait_s)
+        except queue.Empty:
+            if not self._ready:  # it starts, which takes a minute or more on a busy machine
+                report_progress()
+            return
+        report_progress()
+        if message is None:
+            return self._replace()
+        self._ready = True
+        self._loaded |= message.get("loaded") == self.version
+        for number, tokens, log_probs, reason in message.get("rows", ()):
+            if (row := self._rows.get(number)) is not None:  # it may have been aborted
+                row.tokens += tokens
+                row.log_probs += log_probs
+                row.versions += [message["version"]] * len(tokens)
+                row.reason = reason
+                self._sampled += len(tokens)
+
+    def _replace(self) -> None:
+        """Starts another server in the place of one that is gone; rows begin again."""
+        self._losses += 1
+        code, log = self._server.wait(), (self._folder / "log").read_text(errors="replace").strip().splitlines()
+        lines = "\n".join(log[-12:])
+        fails_to_start = not self._ready and code > 0  # it was not killed
+        if fails_to_start or self._losses > _MOST_LOSSES:
+            raise (ConfigError if fails_to_start else WorkerError)(
+                f"generation.engine is vllm, but its server ended {self._losses} times in a row (exit code {code}): "
+                f"correct generation.engine_options, or what its log says last:\n{lines}"
+            )
+        _LOG.warning("vLLM's server is gone (exit code %s): another one is started", code)
+        self._start()
+        again = {number: row for number, row in self._rows.items() if not row.reason}
+        for row in again.values():
+            row.tokens, row.log_probs, row.versions = [], [], []
+        self._submit(again)
+        if self._paused:
+            self._tell(do="pause")
+
+
+def _read(server: subprocess.Popen[str], inbox: queue.SimpleQueue) -> None:
+    assert server.stdout is not None
+    for line in server.stdout:
+        inbox.put(json.loads(line))
+    inbox.put(None)

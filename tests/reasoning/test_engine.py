@@ -1,0 +1,266 @@
+"""Engines as a service, and episodes that run freely on them: the same tokens, whoever waits for whom."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from math_runs import tiny_math
+from runs import train
+
+from experiments.bench.emulated_engine import EmulatedEngine
+from policies.causal_lm import CausalLM
+from rlinf_embodied.config import Late, TinyLMConfig, ToolConfig
+from rlinf_embodied.config.reasoning import GenerationConfig
+from rlinf_embodied.data.problems import Problem
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reasoning.batch import Asked, Completions, GenerationBlock, Prompt, Sequences, all_log_probs
+from rlinf_embodied.reasoning.engine import Engine, Generated, generate, update
+from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
+from rlinf_embodied.reasoning.free_running import FreeRunning
+from rlinf_embodied.reasoning.generation import ExactEngine
+from rlinf_embodied.reasoning.tool_calls import Answers, ToolCalls
+from rlinf_embodied.telemetry.progress import report_progress
+
+SAMPLING = GenerationConfig(max_new_tokens=24, max_num_seqs=5)
+SHAPE = TinyLMConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
+PROBLEMS = [Problem(i, f"{3 + i}+4=", str(7 + i), None, "sum", "sum1-1-9") for i in range(6)]
+
+
+def model(seed: int) -> CausalLM:
+    made = CausalLM.tiny(SHAPE, seed)
+    with torch.no_grad():
+        made.model.get_input_embeddings().weight[1] *= 4  # some rows end early
+    return made
+
+
+@pytest.fixture(scope="module")
+def policies() -> tuple[CausalLM, CausalLM]:
+    return model(5), model(6)
+
+
+def requests(policy: CausalLM, problems: list[Problem] = PROBLEMS, **changes) -> GenerationBlock:
+    prompts = tuple(Prompt(problem.id, tuple(policy.encode(problem.question))) for problem in problems)
+    return replace(GenerationBlock(prompts, 2, SAMPLING, 9, 2), **changes)
+
+
+def ended(engine: Engine) -> dict[int, Generated]:
+    found: dict[int, Generated] = {}
+    while engine.stats().decoding or engine.stats().waiting:
+        found |= {row.row: row for row in engine.poll()}
+    return found
+
+
+def tokens_of(rows: dict[int, Generated]) -> list[list[int]]:
+    return [rows[number].tokens.tolist() for number in sorted(rows)]
+
+
+# ------------------------------------------------------------------------------------------------------------- engines
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_pause_other_requests_and_the_same_weights_again_change_no_token(policies, greedy) -> None:
+    policy, _ = policies
+    block = requests(policy, greedy=greedy)
+    alone = [
+        row for group in generate(ExactEngine(policy), block) for row in zip(group.tokens, group.lengths, strict=True)
+    ]
+    engine = ExactEngine(policy)
+    found = {row.row: row for row in _begun(engine, block, steps=4)}
+    engine.pause()
+    assert engine.poll() == []
+    engine.load(0, policy)
+    engine.resume()
+    more = engine.submit(requests(policy, [Problem(77, "1+2+3+4+5+6=", "21", None, "sum", "x")], greedy=greedy))
+    found |= ended(engine)
+    assert [found[number].tokens.tolist() for number in range(12)] == [row[:n].tolist() for row, n in alone]
+    assert set(found) == {*range(12), *more}
+    assert all(row.versions == ((0, len(row.tokens)),) for row in found.values())
+
+
+def _begun(engine: Engine, block: GenerationBlock, steps: int) -> list[Generated]:
+    engine.submit(block)
+    return [row for _ in range(steps) for row in engine.poll()]
+
+
+def test_spans_say_which_weights_sampled_each_token(policies) -> None:
+    old, new = policies
+    engine = ExactEngine(old, version=3)
+    found = {row.row: row for row in _begun(engine, requests(old), steps=6)}
+    update(engine, 4, new)
+    found |= ended(engine)
+    log_probs = [all_log_probs(policy, _sequences(old, found), 1.0, 1024) for policy in policies]
+    spans = [found[number].versions for number in range(12)]
+    assert {len(span) for span in spans} == {1, 2}
+    for number in range(12):
+        row, at = found[number], 0
+        for version, count in row.versions:
+            exact = log_probs[version - 3][number, at : at + count]
+            torch.testing.assert_close(row.log_probs[at : at + count], exact, atol=2e-5, rtol=0)
+            at += count
+        assert at == len(row.tokens)
+
+
+def _sequences(policy: CausalLM, rows: dict[int, Generated]) -> Sequences:
+    prompts = [tuple(policy.encode(PROBLEMS[number // 2].question)) for number in sorted(rows)]
+    return Sequences(tuple(prompts), tuple(map(tuple, tokens_of(rows))))
+
+
+def test_an_aborted_row_continues_elsewhere_with_the_same_noise(policies) -> None:
+    policy, _ = policies
+    whole = ended_of(ExactEngine(policy), requests(policy))
+    engine = ExactEngine(policy)
+    found = {row.row: row for row in _begun(engine, requests(policy), steps=5)}
+    parts = {row.row: row for row in engine.pause(keep=False)}
+    assert found.keys() | parts.keys() == set(range(12))
+    assert engine.stats().decoding == engine.stats().waiting == 0
+    engine.resume()
+    for number, part in parts.items():
+        first = requests(policy).prompts[number // 2]
+        said, left = part.tokens.tolist(), SAMPLING.max_new_tokens - len(part.tokens)
+        prompt = Prompt(first.id, (*first.tokens, *said), number % 2, len(said), left)
+        (rest,) = ended_of(engine, requests(policy, prompts=(prompt,), group_size=1)).values()
+        assert [*said, *rest.tokens.tolist()] == whole[number].tokens.tolist()
+
+
+def ended_of(engine: Engine, block: GenerationBlock) -> dict[int, Generated]:
+    engine.submit(block)
+    return ended(engine)
+
+
+class Quick(EmulatedEngine):
+    step_s, row_s, median, spread = 2e-3, 1e-4, 6.0, 0.6
+
+
+def test_an_emulated_engine_takes_the_time_and_keeps_to_the_protocol(policies) -> None:
+    policy, _ = policies
+    engine, block = Quick(policy, 0, 5), requests(policy)
+    assert isinstance(engine, Engine)
+    rows = ended_of(engine, block)
+    again = Quick(policy, 0, 12)
+    half = {row.row: row for row in _begun(again, block, steps=2)}
+    again.pause()
+    time.sleep(0.1)
+    assert not again.poll()
+    again.load(1, policy)
+    again.resume()
+    half |= ended(again)
+    assert tokens_of(half) == tokens_of(rows)  # however many decode at once
+    assert all(sum(count for _, count in row.versions) == len(row.tokens) for row in half.values())
+    assert any(row.versions[-1][0] == 1 for row in half.values())
+
+
+# --------------------------------------------------------------------------------------------------------------- tools
+def late(text: str, problem: Problem) -> str | None:
+    """Answers turns of an even number of characters, later for some problems than for others."""
+    time.sleep(0.004 * (problem.id % 3))
+    return f"{problem.question[0]};" if len(text) % 2 == 0 else None
+
+
+def stuck(text: str, problem: Problem) -> str | None:
+    time.sleep(60)
+    return None
+
+
+def long(text: str, problem: Problem) -> str | None:
+    for _ in range(8):
+        time.sleep(0.2)
+        report_progress()
+    return text
+
+
+def test_a_stuck_tool_is_named_and_a_long_call_with_progress_is_none(policies) -> None:
+    answers, config = Answers(), ToolConfig(_target_=f"{__name__}.long", timeout_s=1.0)
+    calls = ToolCalls.of(config)
+    assert calls is not None
+    calls.ask(answers, 3, "12*4=", PROBLEMS[0])
+    assert calls.next_answer(answers, wait=True) == (3, "12*4=")  # after 1.6 s
+    calls = ToolCalls(stuck, replace(config, _target_=f"{__name__}.stuck"))
+    calls.ask(answers, 3, "12*4=", PROBLEMS[0])
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=r"(?s)timeout_s is 1.*\.stuck, asked '12\*4=' about '3\+4='.*sleep\(60\)"):
+        calls.next_answer(answers, wait=True)
+    assert time.monotonic() - start < 10
+
+
+# -------------------------------------------------------------------------------------------------------- free running
+def free_config(*overrides: str):
+    words = (f"tool._target_={__name__}.late", "tool.concurrency=4", "generation.max_new_tokens=24", "run.exact=false")
+    return tiny_math(*words, "algorithm.group_size=2", "generation.rows_per_block=8", "episodes.free=true", *overrides)
+
+
+def asked(policy: CausalLM, numbers: range) -> list[Asked]:
+    problems = [Problem(i, f"{1 + i % 9}+4=", "5", None, "sum", "sum1-1-9") for i in numbers]
+    return [(problem, Prompt(problem.id, tuple(policy.encode(problem.question)))) for problem in problems]
+
+
+def taken(free: FreeRunning, block: int) -> Completions:
+    while (found := free.take(block)) is None:
+        free.advance()
+    return found
+
+
+def test_free_episodes_say_what_they_say_turn_by_turn(policies) -> None:
+    policy, _ = policies
+    config = free_config()
+    problems = asked(policy, range(4))
+    turns = episodes_of(problems, 2, config, policy.codec, ToolCalls.of(config.tool))
+    expected = run_episodes(ExactEngine(policy), turns, GenerationBlock((), 2, config.generation, config.run.seed, 0))
+    free = FreeRunning(config, policy.codec, ExactEngine(policy))
+    free.begin(0, problems, 0)
+    taken(free, 0)
+    free.begin(0, problems, 0)  # a profile runs an iteration again
+    free.begin(0, problems, 0)
+    found = taken(free, 0)
+    assert found.texts == expected.texts
+    assert found.turns == expected.turns > 8
+    assert Sequences.of(found.groups) == Sequences.of(expected.groups)
+
+
+@pytest.mark.parametrize("late", Late)
+def test_long_episodes_are_carried_over_and_none_is_lost(policies, late) -> None:
+    config = free_config("episodes.carried=0.5", "episodes.max_behind=1", f"episodes.late={late}")
+    engine = ExactEngine(policies[0])
+    free = FreeRunning(config, policies[0].codec, engine)
+    seen: list[int] = []
+    behind, renewed = 0, 0
+    for iteration in range(4):  # 4 prompts of each, and 2 of the next one ahead
+        update(engine, iteration, policies[iteration % 2])
+        free.begin(0, asked(policies[0], range(4 * iteration, 4 * iteration + 6)), iteration)
+        renewed += free.renew(iteration)
+        made = taken(free, 0)
+        assert made.version == iteration
+        seen += [problem.id for problem in made.problems]
+        for group in made.groups:
+            assert group.versions is not None
+            inside = torch.arange(group.versions.shape[1]) < group.lengths[:, None]
+            behind = max(behind, iteration - int(group.versions[inside].min()))
+            assert int(group.versions.max()) <= iteration
+    assert len(seen) == len(set(seen)) == 16
+    assert set(seen) <= set(range(18))
+    assert behind == 1
+    assert renewed == 0 or late is Late.drop
+
+
+def test_a_training_with_partial_rollouts(tmp_path) -> None:
+    config = free_config("episodes.carried=0.5", "run.num_iterations=3", "eval.num_samples=0")
+    config.run.dir = str(tmp_path)
+    train(config)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    stale = [row["rollout/stale_tokens"] for row in rows if "rollout/stale_tokens" in row]
+    assert len(stale) == 3
+    assert stale[0] == 0
+    assert 0 < max(stale) < 1
+    assert all(row["rollout/completions"] == 16 for row in rows if "rollout/completions" in row)
+
+
+def test_what_free_running_does_not_go_with() -> None:
+    for words, path in (
+        (["run.exact=true"], "episodes.free"),
+        (["episodes.free=false", "episodes.carried=0.5"], "episodes.carried"),
+        (["episodes.carried=0.5", "algorithm.tis_cap=null"], "algorithm.tis_cap"),
+        (["tool.waits=true"], "tool.waits"),
+    ):
+        with pytest.raises(ConfigError, match=path):
+            free_config(*words)
