@@ -45,17 +45,17 @@ class FreeRunning:
         self._calls = ToolCalls.of(config.tool)
         self._units: list[Unit] = []  # in the order in which they were begun
         self._rows: dict[int, tuple[Unit, int]] = {}  # by number in the engine: the episode's unit and its number there
-        self._iteration, self._here = -1, set[int]()  # ids of prompts that it was told to begin in this iteration
+        self._begun = set[int]()  # blocks that have not been taken yet
         self._ahead = set[int]()  # ids of prompts that were begun before their iteration
 
     def begin(self, block: int, asked: Sequence[Asked], iteration: int) -> None:
-        """Begins the episodes of a block that have not been begun yet; those behind the first K are begun ahead."""
-        if iteration != self._iteration:
-            self._iteration, self._here = iteration, set()
-        new = [one for one in asked if one[1].id not in self._here | self._ahead]
+        """Begins the episodes of a block, if it has not been begun; those behind the first K are begun ahead."""
+        if block in self._begun:
+            return
+        self._begun.add(block)
+        new = [one for one in asked if one[1].id not in self._ahead]
         ids = [prompt.id for _, prompt in asked]
         own = ids[: self._config.prompts_per_block]
-        self._here |= set(ids)
         self._ahead = (self._ahead - set(own)) | set(ids[len(own) :])
         for part in [(one,) for one in new] if self._carries else [tuple(new)] if new else []:
             self._units.append(self._unit(block, part, iteration))
@@ -88,6 +88,7 @@ class FreeRunning:
             over = [unit for unit in self._units if unit.block == block]
             if not all(unit.episodes.over for unit in over):
                 return None
+        self._begun.discard(block)
         made = [unit.episodes.completions(self._engine.version) for unit in over]
         for unit in over:
             self._units.remove(unit)
@@ -135,7 +136,7 @@ class FreeRunning:
     def clear(self) -> None:
         """Gives up everything."""
         self._give_up(tuple(self._units))
-        self._here.clear()
+        self._begun.clear()
         self._ahead.clear()
 
     def close(self) -> None:
