@@ -35,7 +35,7 @@ _Config = TypeVar("_Config")
 
 def main(
     work: Callable[[_Config], object],
-    schema: type,
+    schema: type[_Config] | type,
     composer: Callable[[Sequence[str]], _Config] | None = None,
     words: Sequence[str] | None = None,
 ) -> NoReturn:

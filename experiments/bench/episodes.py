@@ -170,9 +170,9 @@ def free(folder: str, own: Options) -> None:
     ratios = [mean(b.seconds) / mean(a.seconds) for a, b in zip(turns, freely, strict=True)]
     print(f"free / turn by turn: {mean(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
     for name in ("lengths", "rewards"):
-        samples = [[value for one in arms for value in getattr(one, name)] for arms in (turns, freely)]
-        p = ks_2samp(*samples).pvalue
-        print(f"{name} of {len(samples[0])} and {len(samples[1])} episodes, KS test: p = {p:.2f}")
+        a, b = ([value for one in arms for value in getattr(one, name)] for arms in (turns, freely))
+        p = ks_2samp(a, b).pvalue  # pyright: ignore[reportAttributeAccessIssue]
+        print(f"{name} of {len(a)} and {len(b)} episodes, KS test: p = {p:.2f}")
 
 
 def carried(folder: str, own: Options, seed: int, share: float) -> list[float]:

@@ -164,7 +164,8 @@ class Recap(Imitation):
                 parts[block].append(torch.stack([advantages, human, _tasks(columns[INSTRUCTION])]))
         own = {block: torch.stack(of_block, 1) for block, of_block in parts.items()}  # [3, U, R]
         every = self.training.reducer.gather_blocks(own)
-        labels = positive(*torch.cat([part.flatten(1) for part in every.values()], 1), self.algorithm.positive_share)
+        advantages, human, tasks = torch.cat([part.flatten(1) for part in every.values()], 1)
+        labels = positive(advantages, human, tasks, self.algorithm.positive_share)
         shapes = [part.shape[1:] for part in every.values()]
         by_block = zip(every, labels.split([shape.numel() for shape in shapes]), shapes, strict=True)
         return {b: part.view(shape).long() for b, part, shape in by_block if b in data}, float(labels.float().mean())

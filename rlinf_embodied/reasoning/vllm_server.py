@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """vLLM as a process with its own environment, which has nothing of this project: token ids in, token ids out.
 
 stdin    {"do": "submit", "rows": [[number, prompt, most tokens, seed], ...]}   {"do": "abort", "rows": [number, ...]}
@@ -82,7 +83,7 @@ def _load(engine: Any, folder: str) -> None:
 
 def _pack_head(model: Any) -> None:
     """Packs a head anew that is tied to the embeddings: on CPUs vLLM 0.32 leaves it as it was."""
-    head = getattr(model, "lm_head", None)
+    head: Any = getattr(model, "lm_head", None)
     if hasattr(head, "cpu_linear"):
         head.quant_method.process_weights_after_loading(head)
 
