@@ -6,7 +6,7 @@ For every seed the whole of train_vla.py runs with an empty cache: demonstration
 its goal, evaluation.  With `keep=<folder>` another recipe of the same seed reuses the behaviour-cloned policy.
 `side_by_side` runs share the machine, each in one process on one core; 1 gives every run the whole machine, as `make
 demo` does (weights do not depend on that).  Recipes: pick (the demo), table (fast demonstrations, PPO with a low
-learning rate), clone (behaviour cloning without RL); push, pull, poke (a teacher that PPO trains on the state takes the
+learning rate), clone (behaviour cloning without RL); push, pull (a teacher that PPO trains on the state takes the
 expert's place; the teacher's success is printed first).
 `demos=60,120,240` runs the recipe with each of these numbers of demonstrations and the same number of optimizer steps.
 
@@ -40,7 +40,7 @@ RECIPES: dict[str, list[str]] = {
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
 # Without an expert: PPO on the simulator's state is the teacher, whose episodes a policy is cloned from images of.
-TAUGHT = {"push": "PushCube-v1", "pull": "PullCube-v1", "poke": "PokeCube-v1"}
+TAUGHT = {"push": "PushCube-v1", "pull": "PullCube-v1"}
 _CAMERAS = "env.cameras=[base_camera,hand_camera]"
 
 
