@@ -1,4 +1,4 @@
-"""RECAP (Physical Intelligence 2025, arXiv:2511.14759): a policy that is told which of its data is better than usual.
+"""RECAP (Physical Intelligence 2025, arXiv:2511.14759): a policy conditioned on whether its data is better than usual.
 
     episodes that have ended --> returns --fit--> V --> advantages R - V --threshold of each task--> labels
     labels --text behind the instruction, or none--> imitation of everything that was done

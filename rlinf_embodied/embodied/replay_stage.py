@@ -203,9 +203,8 @@ class ReplayStage:
                 self._buffers[block, DEMONSTRATIONS] = ReplayBuffer(max(length(recorded), config.capacity))
                 self._buffers[block, DEMONSTRATIONS].add(recorded)
             for columns in cast("list[Columns]", payloads):
-                if (
-                    IS_INTERVENTION in columns and config.episodes is None
-                ):  # only the human's actions are kept, as in HG-DAgger
+                # HG-DAgger keeps the human's actions alone; where draws have returns, episodes are kept whole
+                if IS_INTERVENTION in columns and config.episodes is None:
                     corrected = columns[IS_INTERVENTION] > 0
                     columns = {key: column[corrected] for key, column in columns.items()}
                 self._buffers[block, name].add({key: column.cpu() for key, column in columns.items()})

@@ -104,30 +104,30 @@ class VllmEngine:
 
     def _submit(self, numbers: Collection[int]) -> None:
         rows = [(number, self._rows[number]) for number in numbers]
-        self._tell(do="submit", rows=[[number, row.prompt, row.most, row.seed] for number, row in rows])
+        self._send(do="submit", rows=[[number, row.prompt, row.most, row.seed] for number, row in rows])
 
     def poll(self) -> list[Generated]:
         if self._paused or not self._rows:
             return []
-        self._hear(_WAIT_S)
+        self._receive(_WAIT_S)
         while not self._inbox.empty():
-            self._hear(0)
+            self._receive(0)
         return self._taken([number for number, row in self._rows.items() if row.reason])
 
     def abort(self, rows: Collection[int] | None = None) -> list[Generated]:
         chosen = [number for number in self._rows if rows is None or number in rows]
         if chosen:
-            self._tell(do="abort", rows=chosen)
+            self._send(do="abort", rows=chosen)
         return self._taken(chosen)
 
     def pause(self, keep: bool = True) -> list[Generated]:
         self._paused = True
-        self._tell(do="pause")
+        self._send(do="pause")
         return [] if keep else self.abort()
 
     def resume(self) -> None:
         self._paused = False
-        self._tell(do="resume")
+        self._send(do="resume")
 
     def load(self, version: int, policy: LanguagePolicy) -> None:
         """Takes the weights that a policy has now; waits until the server has them.
@@ -136,15 +136,15 @@ class VllmEngine:
             WorkerError: servers end again and again.
         """
         while not self._ready:  # one that starts reads the folder
-            self._hear(_WAIT_S)
+            self._receive(_WAIT_S)
         new = self._folder / "new"
         policy.save(new)
         shutil.rmtree(self._folder / "model")
         new.rename(self._folder / "model")
         self.version, self._loaded = version, False
-        self._tell(do="load", folder=str(self._folder / "model"), version=version)
+        self._send(do="load", folder=str(self._folder / "model"), version=version)
         while not self._loaded:
-            self._hear(_WAIT_S)
+            self._receive(_WAIT_S)
 
     def stats(self) -> EngineStats:
         decoding = sum(bool(row.tokens) for row in self._rows.values())
@@ -186,9 +186,8 @@ class VllmEngine:
                 **sampling.engine_options,
             },
         }
-        eager = (
-            {"TORCH_COMPILE_DISABLE": "1"} if sampling.engine_options.get("enforce_eager") else {}
-        )  # nor its samplers
+        # enforce_eager alone leaves the samplers compiled
+        eager = {"TORCH_COMPILE_DISABLE": "1"} if sampling.engine_options.get("enforce_eager") else {}
         own = ("PYTHONPATH", "LD_PRELOAD")  # this project's, for its own Python
         variables = {k: v for k, v in os.environ.items() if k not in own}
         with (self._folder / "log").open("w") as log:
@@ -202,7 +201,7 @@ class VllmEngine:
         threading.Thread(target=_read, args=(self._server, self._inbox), daemon=True).start()
         self._loaded, self._ready = True, False
 
-    def _tell(self, **message: object) -> None:
+    def _send(self, **message: object) -> None:
         assert self._server.stdin is not None
         try:
             self._server.stdin.write(json.dumps(message) + "\n")
@@ -210,7 +209,7 @@ class VllmEngine:
         except OSError:  # it is gone, as the inbox will say
             pass
 
-    def _hear(self, wait_s: float) -> None:
+    def _receive(self, wait_s: float) -> None:
         """Takes a message of the server, if one comes in time."""
         try:
             message = self._inbox.get(timeout=wait_s)
@@ -249,7 +248,7 @@ class VllmEngine:
             row.tokens, row.log_probs, row.versions = [], [], []
         self._submit(again)
         if self._paused:
-            self._tell(do="pause")
+            self._send(do="pause")
 
 
 def _read(server: subprocess.Popen[str], inbox: queue.SimpleQueue) -> None:

@@ -81,7 +81,7 @@ def ended(engine: Engine) -> list[Generated]:
 
 def wait_for_tokens(engine: VllmEngine) -> None:
     while not any(row.tokens for row in engine._rows.values()):
-        engine._hear(0.5)  # as `poll`, which would hand rows over
+        engine._receive(0.5)  # as `poll`, which would hand rows over
 
 
 @pytest.fixture(scope="module")
