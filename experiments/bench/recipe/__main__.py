@@ -6,8 +6,8 @@ For every seed the whole of train_vla.py runs with an empty cache: demonstration
 its goal, evaluation.  With `keep=<folder>` another recipe of the same seed reuses the behaviour-cloned policy.
 `side_by_side` runs share the machine, each in one process on one core; 1 gives every run the whole machine, as `make
 demo` does (weights do not depend on that).  Recipes: pick (the demo), table (fast demonstrations, PPO with a low
-learning rate), clone (behaviour cloning without RL); push, pull (a teacher that PPO trains on the state takes the
-expert's place; the teacher's success is printed first).
+learning rate), clone (behaviour cloning without RL); push, pull, pick_taught (a teacher that PPO trains on the state
+takes the expert's place; the teacher's success is printed first).
 `demos=60,120,240` runs the recipe with each of these numbers of demonstrations and the same number of optimizer steps.
 
 Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
@@ -40,7 +40,7 @@ RECIPES: dict[str, list[str]] = {
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
 # Without an expert: PPO on the simulator's state is the teacher, whose episodes a policy is cloned from images of.
-TAUGHT = {"push": "PushCube-v1", "pull": "PullCube-v1"}
+TAUGHT = {"push": ("PushCube-v1", 60), "pull": ("PullCube-v1", 60), "pick_taught": ("PickCube-v1", 120)}  # iterations
 _CAMERAS = "env.cameras=[base_camera,hand_camera]"
 
 
@@ -71,12 +71,13 @@ def commands(
 
     if recipe in RECIPES:
         return [script("train_vla.py", folder, *RECIPES[recipe], *held_out, *alone, *overrides)]
-    task = ["env=maniskill", f"env.task={TAUGHT[recipe]}", "env.options.robot=panda_wristcam"]
+    name, iterations = TAUGHT[recipe]
+    task = ["env=maniskill", f"env.task={name}", "env.options.robot=panda_wristcam"]
     teacher, data = folder / "teacher", folder / "demonstrations"
     tuned = ["algorithm=ppo_finetune", "run=demo", f"warm_start.demonstrations={data}"]
-    checkpoint = f"checkpoint={teacher}/checkpoints/latest"
+    learns, checkpoint = ["policy=state", "algorithm=ppo_dense"], f"checkpoint={teacher}/checkpoints/latest"
     return [
-        script("train_vla.py", teacher, *task, "policy=state", "algorithm=ppo_dense", *held_out, *alone),
+        script("train_vla.py", teacher, *task, *learns, f"run.num_iterations={iterations}", *held_out, *alone),
         script("export_dataset.py", data, *task, _CAMERAS, checkpoint, "num_episodes=240"),
         script("train_vla.py", folder / "student", *task, _CAMERAS, *tuned, *held_out, *alone, *overrides),
     ]
