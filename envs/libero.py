@@ -79,8 +79,8 @@ class Libero(Adapter):
         rule = "LIBERO rewards success only"
         require(config.reward is Reward.sparse, "env.reward", config.reward.value, rule, "use sparse")
 
-    def only(self) -> int | None:
-        return None if self.options.task < 0 else self.options.task
+    def chosen(self, names: Sequence[str]) -> Sequence[int]:
+        return range(len(names)) if self.options.task < 0 else [self.options.task]
 
     def start(self, seed: int, tasks: Sequence[int]) -> Start:
         turn, place = divmod(seed, len(tasks))

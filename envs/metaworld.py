@@ -44,6 +44,7 @@ class MetaworldOptions(ForeignOptions):
     pictures: str = "light"  # without shadows, reflections and smoothed edges; "benchmark": as MetaWorld draws them
     show_goal: bool = True  # whether images show goals and other marks; only its mark tells where a reach ends
     goal_in_proprio: bool = False  # whether the proprioception holds the goal's position
+    tasks: list[str] = field(default_factory=list)  # of the suite, those that episodes are of; []: all of them
     spare_scenes: int = 20
     instructions: dict[str, str] = field(default_factory=dict)  # by task; MetaWorld itself has none
 
@@ -69,6 +70,11 @@ class Metaworld(Adapter):
         require(config.task in known, "env.task", config.task, "MetaWorld has no such task or suite", use)
         rule = f"MetaWorld's episodes have at most {MOST_STEPS} steps"
         require(config.horizon <= MOST_STEPS, "env.horizon", config.horizon, rule, f"use {MOST_STEPS} or less")
+
+    def chosen(self, names: Sequence[str]) -> Sequence[int]:
+        for name in self.options.tasks:
+            require(name in names, "env.options.tasks", name, f"{self.task} has no such task", f"use {', '.join(names)}")
+        return [names.index(name) for name in self.options.tasks] or range(len(names))
 
     def open(self, cameras: Sequence[str], size: int) -> Facts:
         from metaworld import env_dict

@@ -112,9 +112,9 @@ class Adapter:
             rule = f"{self.name}'s scenes have other cameras"
             require(camera in self.cameras, "env.cameras", camera, rule, f"use {', '.join(self.cameras)}")
 
-    def only(self) -> int | None:
-        """Returns the index of the only task to run; None: all tasks of the suite."""
-        return None
+    def chosen(self, names: Sequence[str]) -> Sequence[int]:
+        """Returns which of the suite's tasks episodes are of; `names` are those of all of them."""
+        return range(len(names))
 
     def start(self, seed: int, tasks: Sequence[int]) -> Start:
         """Returns the start of a reset seed; its task is one of `tasks`."""

@@ -56,8 +56,7 @@ class ForeignSimulator(Simulator):
         self.has_success, self.history_free, self._films = facts.has_success, facts.history_free, facts.films
         self.state_vectors, self.control_hz = facts.vectors, facts.control_hz
         self._known = [RowTask(name, config.instruction or text) for name, text in facts.tasks]
-        only = adapter.only()
-        self._numbers = range(len(self._known)) if only is None else [only]
+        self._numbers = adapter.chosen([name for name, _ in facts.tasks])
         self.tasks = [self._known[self._numbers[0]]] * self.num_rows  # of each row, now
         self._begun = set[int]()
         shapes = {"success": None, "reward": None, **facts.state}

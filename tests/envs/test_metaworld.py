@@ -82,6 +82,18 @@ def test_rows_take_their_tasks_in_turn_and_tell_them_by_the_instruction_alone(en
 
 
 @INSTALLED
+def test_episodes_can_be_of_some_tasks_of_a_suite_alone() -> None:
+    made = make_env(section(options={"tasks": ["drawer-open-v3", "push-v3"]}), 2)
+    seen = made.reset([4, 7])
+    made.close()
+    assert seen.instruction == (INSTRUCTIONS["drawer-open-v3"], INSTRUCTIONS["push-v3"])
+    assert seen.privileged is not None
+    assert seen.privileged[:, 39:49].argmax(1).tolist() == [4, 1]  # numbers are those of the suite
+    with pytest.raises(ConfigError, match="env.options.tasks is 'hammer-v3', but mt10 has no such task"):
+        make_env(section(options={"tasks": ["hammer-v3"]}), 2)
+
+
+@INSTALLED
 def test_the_expert_opens_a_drawer_and_the_episode_ends(env: EpisodeEnv) -> None:
     env.reset([4, 14])
     ends = []
