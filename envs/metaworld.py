@@ -72,8 +72,9 @@ class Metaworld(Adapter):
         require(config.horizon <= MOST_STEPS, "env.horizon", config.horizon, rule, f"use {MOST_STEPS} or less")
 
     def chosen(self, names: Sequence[str]) -> Sequence[int]:
+        rule, use = f"{self.task} has no such task", f"use {', '.join(names)}"
         for name in self.options.tasks:
-            require(name in names, "env.options.tasks", name, f"{self.task} has no such task", f"use {', '.join(names)}")
+            require(name in names, "env.options.tasks", name, rule, use)
         return [names.index(name) for name in self.options.tasks] or range(len(names))
 
     def open(self, cameras: Sequence[str], size: int) -> Facts:

@@ -89,7 +89,7 @@ def test_episodes_can_be_of_some_tasks_of_a_suite_alone() -> None:
     assert seen.instruction == (INSTRUCTIONS["drawer-open-v3"], INSTRUCTIONS["push-v3"])
     assert seen.privileged is not None
     assert seen.privileged[:, 39:49].argmax(1).tolist() == [4, 1]  # numbers are those of the suite
-    with pytest.raises(ConfigError, match="env.options.tasks is 'hammer-v3', but mt10 has no such task"):
+    with pytest.raises(ConfigError, match=r"env\.options\.tasks is 'hammer-v3', but mt10 has no such task"):
         make_env(section(options={"tasks": ["hammer-v3"]}), 2)
 
 
