@@ -40,7 +40,11 @@ RECIPES: dict[str, list[str]] = {
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
 # Without an expert: PPO on the simulator's state is the teacher, whose episodes a policy is cloned from images of.
-TAUGHT = {"push": ("PushCube-v1", 60), "pull": ("PullCube-v1", 60), "pick_taught": ("PickCube-v1", 120)}  # iterations
+TAUGHT: dict[str, tuple[str, list[str]]] = {
+    "push": ("PushCube-v1", []),
+    "pull": ("PullCube-v1", []),
+    "pick_taught": ("PickCube-v1", ["run.num_iterations=160", "algorithm.lr_end_fraction=0.1"]),
+}
 _CAMERAS = "env.cameras=[base_camera,hand_camera]"
 
 
@@ -71,13 +75,13 @@ def commands(
 
     if recipe in RECIPES:
         return [script("train_vla.py", folder, *RECIPES[recipe], *held_out, *alone, *overrides)]
-    name, iterations = TAUGHT[recipe]
+    name, more = TAUGHT[recipe]
     task = ["env=maniskill", f"env.task={name}", "env.options.robot=panda_wristcam"]
     teacher, data = folder / "teacher", folder / "demonstrations"
     tuned = ["algorithm=ppo_finetune", "run=demo", f"warm_start.demonstrations={data}"]
-    learns, checkpoint = ["policy=state", "algorithm=ppo_dense"], f"checkpoint={teacher}/checkpoints/latest"
+    learns, checkpoint = ["policy=state", "algorithm=ppo_dense", *more], f"checkpoint={teacher}/checkpoints/latest"
     return [
-        script("train_vla.py", teacher, *task, *learns, f"run.num_iterations={iterations}", *held_out, *alone),
+        script("train_vla.py", teacher, *task, *learns, *held_out, *alone),
         script("export_dataset.py", data, *task, _CAMERAS, checkpoint, "num_episodes=240"),
         script("train_vla.py", folder / "student", *task, _CAMERAS, *tuned, *held_out, *alone, *overrides),
     ]
