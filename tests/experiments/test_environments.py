@@ -122,7 +122,8 @@ def test_episodes_of_verifiers_train_on_its_rewards(tmp_path: Path, monkeypatch)
     assert [row["rollout/turns"] for row in rows] == [2.0] * 3
     own = [sum(earned[2 + 8 * n : 10 + 8 * n]) / 8 for n in range(3)]  # behind the first evaluation
     assert [row["rollout/reward"] for row in rows] == pytest.approx(own)
-    assert len(earned) == 2 + 3 * 8 + 2 and len(set(earned)) > 2
+    assert len(earned) == 2 + 3 * 8 + 2
+    assert len(set(earned)) > 2
 
 
 CODES: list[int] = []  # the next answers, then 200
