@@ -20,7 +20,7 @@ from rlinf_embodied.workflow.graph import StageSpec
 
 LEARNERS = ("actor", "critic")
 _DEMONSTRATES = ("open_sources", "collect", "prepare")  # of the learner of a warm start
-_TOOL_WITHIN_S = 20.0  # of a loop's call, in which a tool may not be called
+_TOOL_WITHIN_S = 60.0  # of a loop's call, in which a tool may not be called
 _METHODS = {
     "export_weights": "transfer",
     "install_weights": "transfer",
