@@ -17,7 +17,7 @@ from stopped_runs import interrupt_in, same_end
 from policies.causal_lm import CausalLM
 from policies.text_codec import TextCodec
 from rlinf_embodied.compose.commands import compose_answers
-from rlinf_embodied.config import ClusterConfig, MathConfig, PlanConfig, TinyLMConfig
+from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, Sequences, all_log_probs
 from rlinf_embodied.reasoning.calculator import calculate
@@ -27,7 +27,6 @@ from rlinf_embodied.reasoning.evaluation import evaluate_command
 from rlinf_embodied.reasoning.fine_tuning import with_calls
 from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.tool_calls import ToolCalls
-from rlinf_embodied.tools.chaos import Chaos, Fault, disturbed
 
 TOOL = ["tool._target_=rlinf_embodied.reasoning.calculator.calculate", "warm_start.tool_share=0.5"]
 TWO = ["cluster.num_devices=2"]
@@ -211,30 +210,6 @@ def test_plans_and_an_interruption_do_not_change_the_weights(straight, monkeypat
         assert train(config, code=130) == {}
     trained(tmp_path, *plan)
     same_end(tmp_path, straight)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> tuple[MathConfig, str]:
-    """A run with a tool that has processes, by one worker."""
-    words = ["tool._target_=experiments.examples.python_tool.evaluate", "warm_start.num_examples=256", *TOOL[1:]]
-    config = tiny_math(*words, "eval.num_samples=0", f"run.dir={tmp_path_factory.mktemp('one')}")
-    return config, train(config)["weights_sha256"]
-
-
-APART = PlanConfig(name="apart", variants=[{"items": ["episodes on 0 | generation on 1", "reward+actor on all"]}])
-KILLED = ["tool", "generation", "tool", "episodes", "tool"]  # an iteration each; a stage: its worker
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize(("plan", "killed"), [(PlanConfig(), ["tool"] * 3), (APART, KILLED)], ids=["auto", "apart"])
-def test_killed_processes_of_a_tool_and_engines_do_not_change_the_weights(undisturbed, tmp_path, plan, killed) -> None:
-    config, weights = undisturbed
-    config = replace(
-        config, plan=plan, run=replace(config.run, dir=str(tmp_path)), cluster=ClusterConfig(num_devices=2)
-    )
-    chaos = Chaos([Fault(where, "SIGKILL", 0.2 + 0.2 * number, 0.1) for number, where in enumerate(killed)])
-    assert disturbed(config, chaos) == weights
-    assert chaos.come == chaos.faults
 
 
 @pytest.mark.parametrize(
