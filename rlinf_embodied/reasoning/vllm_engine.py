@@ -254,5 +254,6 @@ class VllmEngine:
 def _read(server: subprocess.Popen[str], inbox: queue.SimpleQueue) -> None:
     assert server.stdout is not None
     for line in server.stdout:
-        inbox.put(json.loads(line))
+        if line.endswith("\n"):  # the last one of a server that was killed may not be whole
+            inbox.put(json.loads(line))
     inbox.put(None)

@@ -13,6 +13,7 @@ VllmEngine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -30,6 +31,10 @@ def main() -> None:
     inbox: queue.SimpleQueue = queue.SimpleQueue()
     threading.Thread(target=_read, args=(inbox,), daemon=True).start()
 
+    def reply(**message: object) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the owner was killed, and the end of the input follows
+            print(json.dumps(message), file=replies)
+
     import vllm
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -37,7 +42,7 @@ def main() -> None:
     sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}
     engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**given["engine"]))
     version, paused = given["version"], False
-    print(json.dumps({"ready": vllm.__version__}), file=replies)
+    reply(ready=vllm.__version__)
     while True:
         busy = not paused and engine.has_unfinished_requests()
         while not (busy and inbox.empty()):
@@ -54,17 +59,18 @@ def main() -> None:
             elif asked["do"] == "load":
                 _load(engine, asked["folder"])
                 version = asked["version"]
-                print(json.dumps({"loaded": version}), file=replies)
+                reply(loaded=version)
             else:
                 paused = asked["do"] == "pause"
             busy = not paused and engine.has_unfinished_requests()
         rows = [_row(output) for output in engine.step()]
-        print(json.dumps({"version": version, "rows": rows}), file=replies)
+        reply(version=version, rows=rows)
 
 
 def _read(inbox: queue.SimpleQueue) -> None:
     for line in sys.stdin:
-        inbox.put(json.loads(line))
+        if line.endswith("\n"):  # the last one of an owner that was killed may not be whole
+            inbox.put(json.loads(line))
     inbox.put(None)
 
 

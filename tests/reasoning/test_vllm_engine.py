@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from runs import metric_rows, train
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import MathConfig, TinyLMConfig
 from rlinf_embodied.errors import ConfigError, WorkerError
+from rlinf_embodied.reasoning import vllm_engine
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt
 from rlinf_embodied.reasoning.engine import Engine, Generated, update
 from rlinf_embodied.reasoning.vllm_engine import VllmEngine, installed_python
@@ -53,6 +56,7 @@ while True:
     rows = {row: of for (row, of), (*_, reason) in zip(rows.items(), made) if not reason}
     say(version=version, rows=made)
     if given["engine"].get("steps_then_dies"):
+        print('{"version":', end="", flush=True)
         sys.exit(3)
 """
 
@@ -143,6 +147,37 @@ def test_a_missing_environment_and_settings_that_it_cannot_have_are_refused(monk
     for setting, error in (("run.exact=portable", "no bits"), ("generation.top_p=0.9", "log-probs are those of all")):
         with pytest.raises(ConfigError, match=error):
             tiny_math("generation.engine=vllm", "run.exact=false", setting)
+
+
+ENDLESS = """
+import time
+__version__, EngineArgs = "0", dict
+class LLMEngine:
+    from_engine_args = classmethod(lambda cls, settings: cls())
+    has_unfinished_requests = lambda self: True
+    def step(self):
+        time.sleep(0.01)
+        return []
+"""
+
+
+def test_the_server_of_an_owner_that_was_killed_ends_and_removes_its_folder(monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text(ENDLESS)
+    (tmp_path / "vllm/sampling_params.py").write_text("RequestOutputKind = SamplingParams = None")
+    (tmp_path / "folder/model").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    given = {"version": 0, "sampling": {"logit_bias": {}}, "engine": {"model": str(tmp_path / "folder/model")}}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    server = subprocess.Popen([sys.executable, vllm_engine._SERVER, json.dumps(given)], **pipes)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    assert json.loads(server.stdout.readline()) == {"ready": "0"}
+    server.stdout.close()  # while it writes
+    server.stdin.write(b'{"do": "abo')  # as it was writing
+    server.stdin.close()
+    assert server.wait(timeout=60) == 0
+    assert not (tmp_path / "folder").exists()
 
 
 # ------------------------------------------------------------------------------------------------------- the real vLLM

@@ -6,6 +6,6 @@ Report                 ->  printed, <out>.json, <out>.md, <out>.png
 """
 
 from experiments.bench.harness.command import Benchmark, Run, chosen, names_of
-from experiments.bench.harness.processes import ONE_THREAD, REPOSITORY, Child, last_lines
+from experiments.bench.harness.processes import ONE_THREAD, REPOSITORY, Child, last_lines, trained_run
 from experiments.bench.harness.report import Report, Table, command_text
 from experiments.bench.harness.statistics import Goal, Spread, Timing, alternate, ratios
