@@ -6,7 +6,7 @@ For every seed the whole of train_vla.py runs with an empty cache: demonstration
 its goal, evaluation.  With `keep=<folder>` another recipe of the same seed reuses the behaviour-cloned policy.
 `side_by_side` runs share the machine, each in one process on one core; 1 gives every run the whole machine, as `make
 demo` does (weights do not depend on that).  Recipes: pick (the demo), table (fast demonstrations, PPO with a low
-learning rate), clone (behaviour cloning without RL); push, pull, pick_taught (a teacher that PPO trains on the state
+learning rate), clone (behaviour cloning without RL); push, pull, door (a teacher that PPO trains on the state
 takes the expert's place; the teacher's success is printed first).
 `demos=60,120,240` runs the recipe with each of these numbers of demonstrations and the same number of optimizer steps.
 
@@ -39,13 +39,31 @@ RECIPES: dict[str, list[str]] = {
     "table": ["env=maniskill_pick", "algorithm=ppo_finetune", "run.num_iterations=36", "run.until_success=0.995"],
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
-# Without an expert: PPO on the simulator's state is the teacher, whose episodes a policy is cloned from images of.
-TAUGHT: dict[str, tuple[str, list[str]]] = {
-    "push": ("PushCube-v1", []),
-    "pull": ("PullCube-v1", []),
-    "pick_taught": ("PickCube-v1", ["run.num_iterations=160", "algorithm.lr_end_fraction=0.1"]),
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """A task without an expert: PPO on the simulator's state is the teacher, of whom a policy is cloned from images."""
+
+    task: str
+    teacher: str = ""  # what differs from algorithm=ppo_dense
+    student: str = "run=demo"
+    num_episodes: int = 240  # of the teacher
+
+
+_PANDA = "env=maniskill env.options.robot=panda_wristcam env.cameras=[base_camera,hand_camera] env.task="
+_DOOR = "eval.end_at_success=true env.num_envs=64 env.success_bonus=19 algorithm.lr_end_fraction=0.1 "
+TAUGHT = {
+    "push": Taught(task=_PANDA + "PushCube-v1"),
+    "pull": Taught(task=_PANDA + "PullCube-v1"),
+    "door": Taught(
+        task="env=metaworld env.task=door-open-v3 env.horizon=120",
+        teacher=_DOOR + "env.carry_over=true algorithm.gamma=0.95 algorithm.gae_lambda=0.95 run.num_iterations=80",
+        student=_DOOR + "env.chunks_per_rollout=24 env.hold_steps=1 policy.noise_repeat=1 algorithm.lr=3e-4 "
+        "warm_start.epochs=8 warm_start.head_epochs=32 run.num_iterations=24 eval.num_envs=16",
+        num_episodes=30,
+    ),
 }
-_CAMERAS = "env.cameras=[base_camera,hand_camera]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +93,14 @@ def commands(
 
     if recipe in RECIPES:
         return [script("train_vla.py", folder, *RECIPES[recipe], *held_out, *alone, *overrides)]
-    name, more = TAUGHT[recipe]
-    task = ["env=maniskill", f"env.task={name}", "env.options.robot=panda_wristcam"]
-    teacher, data = folder / "teacher", folder / "demonstrations"
-    tuned = ["algorithm=ppo_finetune", "run=demo", f"warm_start.demonstrations={data}"]
-    learns, checkpoint = ["policy=state", "algorithm=ppo_dense", *more], f"checkpoint={teacher}/checkpoints/latest"
+    taught, teacher, data = TAUGHT[recipe], folder / "teacher", folder / "demonstrations"
+    task, checkpoint = taught.task.split(), f"checkpoint={teacher}/checkpoints/latest"
+    learns = ["policy=state", "algorithm=ppo_dense", "env.cameras=[]", *taught.teacher.split()]
+    tuned = ["algorithm=ppo_finetune", *taught.student.split(), f"warm_start.demonstrations={data}"]
     return [
         script("train_vla.py", teacher, *task, *learns, *held_out, *alone),
-        script("export_dataset.py", data, *task, _CAMERAS, checkpoint, "num_episodes=240"),
-        script("train_vla.py", folder / "student", *task, _CAMERAS, *tuned, *held_out, *alone, *overrides),
+        script("export_dataset.py", data, *task, checkpoint, f"num_episodes={taught.num_episodes}"),
+        script("train_vla.py", folder / "student", *task, *tuned, *held_out, *alone, *overrides),
     ]
 
 
