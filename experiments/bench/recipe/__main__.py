@@ -52,15 +52,17 @@ class Taught:
 
 
 _PANDA = "env=maniskill env.options.robot=panda_wristcam env.cameras=[base_camera,hand_camera] env.task="
-_DOOR = "eval.end_at_success=true env.num_envs=64 env.success_bonus=19 algorithm.lr_end_fraction=0.1 "
+_DOOR = "eval.end_at_success=true env.num_envs=64 algorithm.lr_end_fraction=0.1 "
 TAUGHT = {
     "push": Taught(task=_PANDA + "PushCube-v1"),
     "pull": Taught(task=_PANDA + "PullCube-v1"),
     "door": Taught(
         task="env=metaworld env.task=door-open-v3 env.horizon=120",
-        teacher=_DOOR + "env.carry_over=true algorithm.gamma=0.95 algorithm.gae_lambda=0.95 run.num_iterations=80",
+        teacher=_DOOR + "env.carry_over=true algorithm.gamma=0.95 algorithm.gae_lambda=0.95 env.success_bonus=19 "
+        "run.num_iterations=80",
         student=_DOOR + "env.chunks_per_rollout=24 env.hold_steps=1 policy.noise_repeat=1 algorithm.lr=3e-4 "
-        "warm_start.epochs=8 warm_start.head_epochs=32 run.num_iterations=24 eval.num_envs=16",
+        "env.reward=dense_delta algorithm.gamma=0.99 env.success_bonus=4 "
+        "warm_start.epochs=8 warm_start.head_epochs=32 run.num_iterations=20 eval.num_envs=16",
         num_episodes=30,
     ),
 }
