@@ -6,7 +6,7 @@ For every seed the whole of train_vla.py runs with an empty cache: demonstration
 its goal, evaluation.  With `keep=<folder>` another recipe of the same seed reuses the behaviour-cloned policy.
 `side_by_side` runs share the machine, each in one process on one core; 1 gives every run the whole machine, as `make
 demo` does (weights do not depend on that).  Recipes: pick (the demo), table (fast demonstrations, PPO with a low
-learning rate), clone (behaviour cloning without RL); push, pull, door (a teacher that PPO trains on the state
+learning rate), clone (behaviour cloning without RL); push, pull, window (a teacher that PPO trains on the state
 takes the expert's place; the teacher's success is printed first).
 `demos=60,120,240` runs the recipe with each of these numbers of demonstrations and the same number of optimizer steps.
 
@@ -52,18 +52,18 @@ class Taught:
 
 
 _PANDA = "env=maniskill env.options.robot=panda_wristcam env.cameras=[base_camera,hand_camera] env.task="
-_DOOR = "eval.end_at_success=true env.num_envs=64 algorithm.lr_end_fraction=0.1 "
+_WINDOW = "eval.end_at_success=true algorithm.lr_end_fraction=0.1 "
 TAUGHT = {
     "push": Taught(task=_PANDA + "PushCube-v1"),
     "pull": Taught(task=_PANDA + "PullCube-v1"),
-    "door": Taught(
-        task="env=metaworld env.task=door-open-v3 env.horizon=120",
-        teacher=_DOOR + "env.carry_over=true algorithm.gamma=0.95 algorithm.gae_lambda=0.95 env.success_bonus=19 "
-        "run.num_iterations=80",
-        student=_DOOR + "env.chunks_per_rollout=24 env.hold_steps=1 policy.noise_repeat=1 algorithm.lr=3e-4 "
-        "env.reward=dense_delta algorithm.gamma=0.99 env.success_bonus=4 "
-        "warm_start.epochs=8 warm_start.head_epochs=32 run.num_iterations=20 eval.num_envs=16",
-        num_episodes=30,
+    "window": Taught(
+        task="env=metaworld env.task=window-open-v3 env.horizon=120",
+        teacher=_WINDOW + "env.carry_over=true algorithm.gamma=0.95 algorithm.gae_lambda=0.95 env.success_bonus=19 "
+        "run.num_iterations=120",
+        student=_WINDOW + "env.chunks_per_rollout=24 env.num_envs=64 env.hold_steps=1 policy.noise_repeat=1 "
+        "env.reward=dense_delta algorithm.gamma=0.99 env.success_bonus=4 algorithm.lr=3e-4 "
+        "warm_start.epochs=20 warm_start.head_epochs=80 run.num_iterations=20 eval.num_envs=16",
+        num_episodes=12,
     ),
 }
 
