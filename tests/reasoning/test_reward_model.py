@@ -26,13 +26,13 @@ from rlinf_embodied.runtime.host import StepContext, solo_context
 ROWS = [(5, 6, 4, 1), (7, 1), (8, 9, 10, 11)]  # two samples each of these prompts' completions; the last is cut off
 
 
-def model(folder: Path, *, labels: int = 1, context: int = 64, characters: str = MATH_CHARACTERS, pad=PAD_ID) -> Path:
+def model(folder: Path, *, characters: str = MATH_CHARACTERS, **changes) -> Path:
     tokenizer = char_tokenizer(characters)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": context}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_labels": labels, "pad_token_id": pad}
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "num_labels": 1, "pad_token_id": PAD_ID}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = Qwen2ForSequenceClassification(Qwen2Config(vocab_size=len(tokenizer), **sizes, **heads))
+        made = Qwen2ForSequenceClassification(Qwen2Config(**sizes | {"max_position_embeddings": 64} | changes))
         torch.nn.init.normal_(made.score.weight)
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -49,7 +49,7 @@ def completions() -> Completions:
 @pytest.mark.parametrize("pad", [PAD_ID, None])
 @torch.no_grad()
 def test_rewards_are_the_scores_of_transformers(tmp_path, pad) -> None:
-    config = tiny_math(f"reward.model={model(tmp_path, pad=pad)}", "reward.format_reward=0.5")
+    config = tiny_math(f"reward.model={model(tmp_path, pad_token_id=pad)}", "reward.format_reward=0.5")
     stage, reward = RewardModelStage(StageConfig(config, str(tmp_path))), RewardStage(StageConfig(config, ""))
     for each in (stage, reward):
         each.setup(solo_context([0]))
@@ -77,8 +77,8 @@ def test_it_trains_alike_wherever_the_model_is_placed(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"labels": 2}, "its config has 2 labels"),
-        ({"context": 32}, "its context holds 32 tokens, and prompts with completions have up to 40"),
+        ({"num_labels": 2}, "its config has 2 labels"),
+        ({"max_position_embeddings": 32}, "its context holds 32 tokens, and prompts with completions have up to 40"),
         ({"characters": MATH_CHARACTERS[::-1]}, "its tokens are not the policy's"),
         (None, "cannot be used: .* has no config.json"),
     ],
