@@ -12,7 +12,6 @@ from pathlib import Path
 from rlinf_embodied.errors import WorkerError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
 
 
 class Child:
@@ -45,15 +44,11 @@ class Child:
         _, status, usage = os.wait4(self.process.pid, 0)
         self.process.returncode = code = os.waitstatus_to_exitcode(status)
         if code:
-            raise WorkerError(f"{self.name} ended with exit code {code}, see {self.log}:\n{last_lines(self.log)}")
+            said = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+            raise WorkerError("\n".join([f"{self.name} ended with exit code {code}, see {self.log}:", *said]))
         return usage.ru_utime + usage.ru_stime
 
     def stop(self) -> None:
         """Asks one that still runs to end; `wait` returns then."""
         if self.process.returncode is None:
             os.kill(self.process.pid, signal.SIGTERM)
-
-
-def last_lines(log: Path, count: int = 5) -> str:
-    """Returns the end of a log."""
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-count:])
