@@ -119,7 +119,8 @@ def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module | Caus
     from policies.pi.network import new_network
     from policies.text_codec import char_tokenizer
 
-    raw, found = read_json(path, _KNOWN), dict[str, nn.Module | CausalLM]()
+    raw = read_json(path, _KNOWN)
+    found: dict[str, nn.Module | CausalLM] = {}
     dtype = torch.bfloat16 if memory.precision is Precision.bfloat16 else torch.float32
     is_flow = raw.get("type") in set(Family)
     is_language = raw.get("model_type") in CONFIG_MAPPING and raw["model_type"] != "openvla"
