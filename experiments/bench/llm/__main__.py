@@ -80,15 +80,15 @@ def measured(steps: Sequence[Step], skipped: int, accuracy: float) -> Measured:
     return Measured(tokens / seconds, seconds / len(timed), tokens / len(timed), accuracy)
 
 
-def run_arms(own: Options, names: Iterable[str]) -> Runs:
+def run_arms(own: Options, work: Work, names: Iterable[str]) -> Runs:
     """Runs every arm once per round, one after the other."""
     folder = Path(own.folder).resolve() / time.strftime("%Y%m%d_%H%M%S")
 
     def one(name: str, numbers: Iterator[int]) -> Measured:
         number = next(numbers)
         place = folder / f"{name}_{number}"
-        steps = run_arm(name, replace(own, seed=own.seed + number), place)
-        return measured(steps, own.skip, greedy_accuracy(place / "model", own, own.tests))
+        steps = run_arm(name, replace(work, seed=work.seed + number), place)
+        return measured(steps, own.skip, greedy_accuracy(place / "model", work, own.tests))
 
     return alternate({name: partial(one, name, count()) for name in names}, own.rounds)
 
@@ -124,11 +124,11 @@ def measure(run: Run[Options]) -> Report:
     arms = chosen(own.arms, ARMS, "arms")
     if any(name.startswith("trl") for name in arms):
         trl_peer.require_trl()
-    make_start(own, own.start_steps)
-    found = run_arms(own, arms)
+    work = Work(**{entry.name: getattr(own, entry.name) for entry in fields(Work)})  # other processes import its class
+    make_start(work, own.start_steps)
+    found = run_arms(own, work, arms)
     reached, table = goals(found), Table(HEADER, [row(name, runs) for name, runs in found.items()])
-    content = {"work": {f.name: getattr(own, f.name) for f in fields(Work)}, "arms": found, "goals": reached}
-    return Report(content=content, text="\n".join(map(str, [table, *reached])))
+    return Report(content={"work": work, "arms": found, "goals": reached}, text="\n".join(map(str, [table, *reached])))
 
 
 BENCHMARK = Benchmark("llm", Options, measure)
