@@ -71,11 +71,15 @@ class EpisodeEnv:
         }
         self._vectors = self._vectors_of(config, simulator)
         states = {name: vector.shape[1] for name, vector in self._split(self._state.proprio).items()}
-        # what the env steps before the present one showed, the oldest first: [N, history - 1, ...]
-        earlier = lambda now: now[:, None].repeat_interleave(config.history - 1, 1)  # noqa: E731
+        # how many env steps ago something may have been that the next observation shows: from, to
+        how, oldest = config.perturb, config.history - 1
+        self._ages = how.observation_delay, how.observation_delay + how.observation_jitter + oldest
+        # what the env steps before the present one showed, the oldest first: [N, ages, ...]
+        earlier = lambda now: now[:, None].repeat_interleave(self._ages[1], 1)  # noqa: E731
         self._past_proprio = earlier(self._state.proprio)
         self._past_images = {name: earlier(images) for name, images in self._images.items()}
-        self.perturbs = ("instruction", "delay", "noise", *getattr(simulator, "perturbs", Simulator.perturbs))
+        own = ("instruction", "delay", "noise", "observation_delay", "observation_jitter")
+        self.perturbs = (*own, *getattr(simulator, "perturbs", Simulator.perturbs))
         self._unseen = set(range(n))  # rows whose state changed since they were last rendered
         self._film_rows: tuple[int, ...] = ()
         self._film_size = 0
@@ -129,7 +133,7 @@ class EpisodeEnv:
             if ended:
                 self._running[ended] = False
             images = self._rendered(ended) if self._render_final and ended and self._images else {}
-            images = {name: _with_past(self._past_images[name][ended], seen) for name, seen in images.items()}
+            images = {name: self._visible(self._past_images[name], seen, ended) for name, seen in images.items()}
             last_images |= {row: {name: seen[i] for name, seen in images.items()} for i, row in enumerate(ended)}
         final = sorted(last_images)
         episodes = tuple(self._episode_end(row) for row in final)
@@ -205,7 +209,7 @@ class EpisodeEnv:
 
     def state(self) -> Observation:
         """Returns the current observation of all rows, without images; see VectorEnv."""
-        state = self._split(_with_past(self._past_proprio, self._state.proprio).clone())
+        state = self._split(self._visible(self._past_proprio, self._state.proprio).clone())
         return Observation(state, self._told(range(self.spec.num_envs)), privileged=self._privileged())
 
     def object_positions(self) -> Tensor | None:
@@ -264,11 +268,12 @@ class EpisodeEnv:
         else:
             actions = torch.where(mask[:, None], actions, 0.0)
             self._history[mask, self._steps[mask]] = actions[mask]
-        if self._config.history > 1:
-            self._render()
-            self._past_proprio[mask] = _with_past(self._past_proprio, self._state.proprio)[mask, 1:]
+        if self._ages[1]:
+            if self._render_final or self._shown_later(int(self._steps[rows[0]])):
+                self._render()
+            self._past_proprio[mask] = _moved_on(self._past_proprio, self._state.proprio)[mask]
             for name, past in self._past_images.items():
-                past[mask] = _with_past(past, self._images[name])[mask, 1:]
+                past[mask] = _moved_on(past, self._images[name])[mask]
         actions = self._executed(actions, mask)
         self.simulator.step(actions, rows)
         self._unseen.update(rows)
@@ -363,8 +368,31 @@ class EpisodeEnv:
         for images in (*self._images.values(), *self._past_images.values()):
             images[~self._running] = 0
         self._unseen.update((~self._running).nonzero()[:, 0].tolist())
-        shown = {name: _with_past(self._past_images[name], images).clone() for name, images in self._images.items()}
+        shown = {name: self._visible(self._past_images[name], seen).clone() for name, seen in self._images.items()}
         return replace(self.state(), images=shown)
+
+    def _visible(self, past: Tensor, now: Tensor, rows: list[int] | None = None) -> Tensor:
+        """Returns what is seen, late by env.perturb, of env steps before [N, ages, ...] and now, [N, ...] or of `rows`.
+
+        That is [N, history, ...], oldest first; without a history there is no such axis.
+        """
+        if not past.shape[1]:
+            return now
+        how, of = self._config.perturb, slice(None) if rows is None else rows
+        late = torch.full_like(self._steps, how.observation_delay)
+        if how.observation_jitter:
+            drawn = uniform(how.seed, "observation delay", self._seeds, self._steps.cpu().numpy())
+            late += torch.from_numpy(drawn * (how.observation_jitter + 1)).long().to(late)
+        last = past.shape[1] - late[of, None]
+        seen = torch.cat([past[of], now[:, None]], 1)
+        index = last + torch.arange(1 - self._config.history, 1, device=last.device)
+        found = seen[torch.arange(len(seen), device=last.device)[:, None], index]
+        return found if self._config.history > 1 else found[:, 0]
+
+    def _shown_later(self, step: int) -> bool:
+        """Whether the policy may see images of an env step later on, as it always may those of the first."""
+        first, last = self._ages
+        return step == 0 or any((step + age) % self._config.executed == 0 for age in range(first, last + 1))
 
     def _render(self) -> None:
         """Renders the running rows that changed, at the start of an episode as the env steps before it, too."""
@@ -380,7 +408,7 @@ class EpisodeEnv:
         """Returns the last observation of rows whose episodes ended, with the images of that moment by row."""
         rows, several = list(images), list(images.values())
         return Observation(
-            state=self._split(_with_past(self._past_proprio, self._state.proprio)[rows]),
+            state=self._split(self._visible(self._past_proprio, self._state.proprio)[rows]),
             instruction=self._told(rows),
             images={name: torch.stack([seen[name] for seen in several]) for name in several[0]},
             privileged=self._privileged()[rows],
@@ -433,9 +461,6 @@ def _stacked(columns: Sequence[Tensor]) -> Tensor:
     return columns[0].unsqueeze(1) if len(columns) == 1 else torch.stack(list(columns), 1)
 
 
-def _with_past(past: Tensor, now: Tensor) -> Tensor:
-    """Returns env steps oldest first [N, history, ...] of those before [N, history - 1, ...] and the present [N, ...].
-
-    Without a history there is no such axis.
-    """
-    return torch.cat([past, now[:, None]], 1) if past.shape[1] else now
+def _moved_on(past: Tensor, now: Tensor) -> Tensor:
+    """Returns the env steps before the next one, of those before [N, ages, ...] the present one [N, ...]."""
+    return torch.cat([past[:, 1:], now[:, None]], 1)

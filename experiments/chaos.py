@@ -2,6 +2,7 @@
 
 python experiments/chaos.py workflow=embodied faults=20 seed=7 run.dir=runs/chaos
 python experiments/chaos.py workflow=reasoning faults=20 seed=7 run.dir=runs/chaos
+python experiments/chaos.py workflow=episodes faults=20 seed=7 run.dir=runs/chaos
 
 A schedule drawn from the seed says which worker fails in which phase (rlinf_embodied/tools/chaos.py).  Other keys are
 those of the training, for example plan=collocated.  Exit code 0: all faults occurred, and the weights are the same, bit
@@ -37,6 +38,9 @@ SMALL = {  # trainings of seconds
         warm_start.num_examples=1024 warm_start.lr=1e-2 eval.num_problems=16 eval.num_samples=1
         eval.problems_per_block=8 eval.every=1""",
 }
+SMALL["episodes"] = f"""
+    {SMALL["reasoning"]} tool._target_=experiments.examples.python_tool.evaluate warm_start.tool_share=0.5
+    warm_start.num_examples=256"""
 _COMMON = """
     plan=disaggregated cluster=local cluster.num_devices=2 cluster.hang_after_s=10 checkpoint.every=1
     recovery.max_restarts=1000 recovery.snapshot_share=1 run.seed=3 run.dir=runs/chaos"""
@@ -47,7 +51,7 @@ _MORE_ITERATIONS = 3  # than faults
 class Options:
     """Keys in addition to those of the training."""
 
-    workflow: str = "embodied"  # or reasoning
+    workflow: str = "embodied"  # reasoning, or episodes: with a tool that runs programs in a process
     faults: int = 20
     seed: int = 7  # of the schedule
 
@@ -99,7 +103,8 @@ def compare(config: ChaosConfig) -> bool:
     require(not config.folder.exists(), "run.dir", config.run.dir, rule, "use another run.dir, or remove it")
     straight = train(config.training_in("straight"))["weights_sha256"]
     shares = config.training.plan.name in ("auto", "collocated")  # a worker: nothing is transferred
-    chaos = Chaos(schedule(config.faults, config.seed, ("transfer",) if shares else ()))
+    missing = ["transfer"] * shares + ["tool"] * (config.workflow != "episodes")
+    chaos = Chaos(schedule(config.faults, config.seed, missing))
     digest = disturbed(config.training_in("chaos"), chaos)
     print(report(chaos, config.folder / "chaos"))
     print(f"undisturbed {straight}\ndisturbed   {digest}: {'equal' if straight == digest else 'NOT EQUAL'}")

@@ -228,5 +228,6 @@ def metric_rows(folder: Path) -> list[dict]:
 
 
 def without_times(metrics: dict) -> dict:
-    timed = ("time/", "system/", "charts/SPS", "charts/tokens_per_s", "charts/update_tflop_per_s")
+    charts = ("SPS", "tokens_per_s", "update_tflop_per_s", "rows_waiting", "queue_s", "tail_share")
+    timed = ("time/", "system/", *(f"charts/{name}" for name in charts))
     return {name: value for name, value in metrics.items() if not name.startswith(timed)}

@@ -26,10 +26,11 @@ _MOST_DRAWS = 1000  # until a question is in the right split
 _ONE_AT_A_TIME = threading.RLock()  # textarena draws from the global generator of `random`
 
 
-def ask(base_url: str, chat: list[dict[str, Any]]) -> str:
+def ask(base_url: str, chat: list[dict[str, Any]], key: str = "-") -> str:
     """Returns the model's reply to messages."""
     body = json.dumps({"model": "policy", "messages": chat}).encode()
-    request = urllib.request.Request(f"{base_url}/chat/completions", body, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
     with urllib.request.urlopen(request) as reply:
         return json.load(reply)["choices"][0]["message"]["content"]
 

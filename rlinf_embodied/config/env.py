@@ -96,6 +96,8 @@ class PerturbConfig:
     initial_steps: int = 0  # env steps of random actions before an episode begins
     instruction: bool = False  # instructions are paraphrased
     delay: int = 0  # env steps until an action is executed; zeros until then
+    observation_delay: int = 0  # env steps until images and state vectors are seen; the episode's first until then
+    observation_jitter: int = 0  # so many more at most, drawn for each observation
     inference_delay: int = 0  # env steps that a policy call takes; until then the chunk before is executed
     inference_jitter: int = 0  # so many more at most, drawn for each call
     noise: float = 0.0  # standard deviation of what is added to each action
@@ -103,6 +105,7 @@ class PerturbConfig:
 
     def __post_init__(self) -> None:
         require_numbers(self, "env.perturb", "camera", "camera_turn", "initial_steps", "delay", "noise", "seed")
+        require_numbers(self, "env.perturb", "observation_delay", "observation_jitter")
         require_numbers(self, "env.perturb", "light", high=1.0)
         require_numbers(self, "env.perturb", *LATE)
 

@@ -8,7 +8,7 @@ of its log-probs and gradients) do not depend on the worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -128,6 +128,31 @@ class LogProbs:
 
 
 # ------------------------------------------------------------------------------------------------------------- reports
+@dataclass(slots=True)
+class EngineLoad:
+    """How busy an engine was while it decoded; the sums of several workers can be added."""
+
+    seconds: float = 0.0
+    waiting_s: float = 0.0  # that rows waited for a slot, of all rows together
+    tail_s: float = 0.0  # in which fewer than a quarter of `most` rows decoded
+    rows: int = 0  # that ended
+    most: int = 0  # rows that have decoded at once, so far
+
+    def add(self, seconds: float, decoding: int, waiting: int, ended: int) -> None:
+        """Adds an interval."""
+        self.most = max(self.most, decoding)
+        self.seconds += seconds
+        self.waiting_s += seconds * waiting
+        self.tail_s += seconds * (4 * decoding < self.most)
+        self.rows += ended
+
+    def take(self) -> EngineLoad:
+        """Returns what was added since the last call."""
+        found = replace(self)
+        self.seconds, self.waiting_s, self.tail_s, self.rows = 0.0, 0.0, 0.0, 0
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationReport:
     """What the driver learns of generation; `finish_s` as StageSpec.at_once asks for it."""
@@ -138,13 +163,16 @@ class GenerationReport:
     turns: int
     finish_s: dict[int, float]
     stale: int | None = None  # tokens of older weights than the last ones; None: all are of one version
+    load: EngineLoad | None = None  # None: the stage has no engine
 
     @property
     def tokens(self) -> int:
         return sum(self.lengths)
 
 
-def generation_report(made: Collection[Completions], finish_s: dict[int, float]) -> GenerationReport:
+def generation_report(
+    made: Collection[Completions], finish_s: dict[int, float], load: EngineLoad | None = None
+) -> GenerationReport:
     """Returns what the driver learns of some blocks; tokens that a tool gave are not counted."""
     groups = [group for completions in made for group in completions.groups]
     sampled = [n for group in groups for n in _counts(group)]
@@ -153,7 +181,7 @@ def generation_report(made: Collection[Completions], finish_s: dict[int, float])
     number = sum(len(completions.texts) for completions in made)
     stale = [_stale(group, completions.version) for completions in made for group in completions.groups]
     known = sum(stale) if any(group.versions is not None for group in groups) else None
-    return GenerationReport(tuple(sampled), number, len(sampled) - ended, turns, finish_s, known)
+    return GenerationReport(tuple(sampled), number, len(sampled) - ended, turns, finish_s, known, load)
 
 
 def _stale(group: Group, version: int) -> int:

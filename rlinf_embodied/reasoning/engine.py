@@ -10,6 +10,7 @@ Tokens in, tokens out.  Every token has its log-prob and the version of the weig
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
@@ -21,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.plug_ins import load_plug_in
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt
+from rlinf_embodied.reasoning.batch import EngineLoad, GenerationBlock, Group, Prompt
 
 _ENGINES = {  # generation.engine, by name
     "exact": "rlinf_embodied.reasoning.generation.ExactEngine",
@@ -128,17 +129,25 @@ def version_spans(loaded: Sequence[tuple[int, int]], length: int) -> tuple[tuple
     return tuple((version, count) for version, count in spans.items() if count > 0)
 
 
-def generate(engine: Engine, requests: GenerationBlock) -> Iterator[Group]:
+def poll(engine: Engine, load: EngineLoad) -> list[Generated]:
+    """Polls an engine, and adds to `load` how busy it was."""
+    start, rows = time.perf_counter(), engine.poll()
+    stats = engine.stats()
+    load.add(time.perf_counter() - start, stats.decoding, stats.waiting, len(rows))
+    return rows
+
+
+def generate(engine: Engine, requests: GenerationBlock, load: EngineLoad | None = None) -> Iterator[Group]:
     """Yields groups in the order of the prompts, each as soon as it and those before it have ended.
 
     Nothing is polled between two calls of the iterator.
     """
     size, found = requests.group_size, dict[int, Generated]()
-    numbers = engine.submit(requests)
+    numbers, load = engine.submit(requests), load or EngineLoad()
     for k, prompt in enumerate(requests.prompts):
         rows = numbers[k * size : (k + 1) * size]
         while not found.keys() >= set(rows):
-            found |= {one.row: one for one in engine.poll()}
+            found |= {one.row: one for one in poll(engine, load)}
         yield group_of(prompt, [found.pop(row) for row in rows])
 
 

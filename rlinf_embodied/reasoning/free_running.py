@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from rlinf_embodied.config import Late, MathConfig
 from rlinf_embodied.interfaces.language import PromptCodec
-from rlinf_embodied.reasoning.batch import Asked, Completions, GenerationBlock, Turn
-from rlinf_embodied.reasoning.engine import Engine, Generated
+from rlinf_embodied.reasoning.batch import Asked, Completions, EngineLoad, GenerationBlock, Turn
+from rlinf_embodied.reasoning.engine import Engine, Generated, poll
 from rlinf_embodied.reasoning.episodes import Episodes, Said, episodes_of
 from rlinf_embodied.reasoning.tool_calls import ToolCalls
 from rlinf_embodied.telemetry.progress import report_progress
@@ -39,8 +39,10 @@ class Unit:
 class FreeRunning:
     """The episodes of one worker."""
 
-    def __init__(self, config: MathConfig, codec: PromptCodec, engine: Engine) -> None:
+    def __init__(self, config: MathConfig, codec: PromptCodec, engine: Engine, load: EngineLoad | None = None) -> None:
+        """Begins without an episode; `load` counts how busy the engine is."""
         self._config, self._codec, self._engine = config, codec, engine
+        self._load = load or EngineLoad()
         self._carries = config.carried_per_block > 0
         self._calls = ToolCalls.of(config.tool)
         self._units: list[Unit] = []  # in the order in which they were begun
@@ -106,7 +108,7 @@ class FreeRunning:
                 asked.setdefault((unit.iteration, turn.group_size), []).append((unit, turn))
         for (iteration, size), turns in asked.items():
             self._submit(turns, iteration, size)
-        rows = self._engine.poll()
+        rows = poll(self._engine, self._load)
         said: dict[int, tuple[Unit, dict[int, Said]]] = {}
         for row in rows:
             if (found := self._rows.pop(row.row, None)) is not None:

@@ -150,8 +150,8 @@ class ExactEngine:
             self._versions[row].append((version, lengths[row]))
 
     def stats(self) -> EngineStats:
-        decoding = len(self._row_of)
-        return EngineStats(decoding, len(self._under_way()) - decoding, self._sampled)
+        waiting = len(self._read) + sum(len(rows) for _, rows in self._waiting)
+        return EngineStats(len(self._row_of), waiting, self._sampled)
 
     def close(self) -> None:
         self._clear()

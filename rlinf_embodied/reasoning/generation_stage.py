@@ -29,6 +29,7 @@ from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
 from rlinf_embodied.reasoning.batch import (
     Completions,
+    EngineLoad,
     GenerationBlock,
     Group,
     LogProbs,
@@ -90,8 +91,9 @@ class GenerationStage(LanguageStage):
             for parameter in self._shared.policy.module.parameters():  # buffers, as of rotary embeddings, stay exact
                 parameter.data = parameter.data.to(torch.bfloat16)
         self._engine = engine_of(self._config, self._shared.policy, self._shared.version)
-        free = self._config.episodes.free
-        self._free = FreeRunning(self._config, self._shared.policy.codec, self._engine) if free else None
+        self._load, free = EngineLoad(), self._config.episodes.free
+        settings = self._config, self._shared.policy.codec, self._engine, self._load
+        self._free = FreeRunning(*settings) if free else None
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Completions of each block."""
@@ -111,7 +113,7 @@ class GenerationStage(LanguageStage):
             if prompts.index == len(prompts.blocks) - 1:
                 del decoding[first]  # the last one frees its memory
             finish_s[block] = time.perf_counter() - start
-        return Output(made, generation_report(made.values(), finish_s))
+        return Output(made, generation_report(made.values(), finish_s, self._load.take()))
 
     def _begun(
         self, step_context: StepContext, first: int, asked: Mapping[int, PromptSet]
@@ -131,7 +133,7 @@ class GenerationStage(LanguageStage):
         sampling, seed = self._config.generation, self._config.run.seed
         block = GenerationBlock(turn.prompts, turn.group_size, sampling, seed, step_context.iteration)
         update(self._engine, self._shared.version, self._shared.policy)
-        return generate(self._engine, block)
+        return generate(self._engine, block, self._load)
 
     def _run_free(self, free: FreeRunning, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         start, made, finish_s = time.perf_counter(), dict[int, Completions](), {}
@@ -152,7 +154,7 @@ class GenerationStage(LanguageStage):
                 free.advance()
             made[block], finish_s[block] = found, time.perf_counter() - start
         self._engine.pause()
-        return Output(made, generation_report(made.values(), finish_s))
+        return Output(made, generation_report(made.values(), finish_s, self._load.take()))
 
     # ----------------------------------------------------------------------------------- in a loop with EpisodeStage
     def step(

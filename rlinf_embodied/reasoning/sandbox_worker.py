@@ -172,6 +172,8 @@ def watch(proc: int, code: str, stdin: str, limits: dict[str, float]) -> types.C
     os.waitpid(init, 0)  # ends when all others of its namespace are gone
     if status == "owner":
         os._exit(0)
+    if number == -signal.SIGKILL and not status:  # from outside, or by itself: that shows when it is run again
+        signal.raise_signal(signal.SIGKILL)
     if number == -signal.SIGXCPU:
         status = "cpu_s"
     for read, text in outputs.items():

@@ -113,6 +113,13 @@ def run_iteration(
     turns, stale = sum(report.turns for report in generated), [r.stale for r in generated if r.stale is not None]
     if source == "episodes" or turns > completions:
         metrics["rollout/turns"] = turns / completions
+    loads = [r.load for r in generated if r.load is not None and r.load.rows]
+    if loads:
+        seconds, waiting_s, tail_s, rows = (
+            sum(getattr(load, name) for load in loads) for name in ("seconds", "waiting_s", "tail_s", "rows")
+        )
+        metrics |= {"charts/rows_waiting": waiting_s / seconds, "charts/queue_s": waiting_s / rows}
+        metrics["charts/tail_share"] = tail_s / seconds
     if stale:
         metrics["rollout/stale_tokens"] = sum(stale) / sum(lengths)
     for name in groups[0].named:

@@ -6,10 +6,14 @@ from the one before (disturbances.py).  Nothing that computes is imported before
     SIGKILL    the worker's process ends; so it does when memory runs out
     SIGSTOP    it hangs
     exception  the call raises
+
+In the phase "tool", which comes only where it is asked for, the process that runs the program of a tool is killed; the
+tool starts another one, so that there is nothing to recover from.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import statistics
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 KINDS = ("SIGKILL", "SIGSTOP", "exception")
 FIRST = ("warm start", "set-up")  # phases that come once
 AGAIN = ("rollout", "update", "transfer", "snapshot", "checkpoint", "evaluation")  # phases of every iteration
+_TOOL = [("tool", "SIGKILL")] * 3
 _LATEST_S = 0.2  # after a call was submitted
 
 
@@ -36,7 +41,7 @@ _LATEST_S = 0.2  # after a call was submitted
 class Fault:
     """A fault, and whom it hit."""
 
-    phase: str
+    phase: str  # or a stage
     kind: str
     draw: float  # in [0, 1): chooses the worker
     delay_s: float
@@ -44,10 +49,10 @@ class Fault:
     at: float = 0.0  # seconds since the epoch
 
 
-def schedule(number: int, seed: int, missing: Sequence[str] = ()) -> list[Fault]:
+def schedule(number: int, seed: int, missing: Sequence[str] = ("tool",)) -> list[Fault]:
     """Returns `number` faults in order: every kind in every phase when there are enough, but for missing phases."""
     draw = random.Random(seed)
-    pairs = [(phase, kind) for phase in AGAIN for kind in KINDS if phase not in missing]
+    pairs = [pair for pair in [*itertools.product(AGAIN, KINDS), *_TOOL] if pair[0] not in missing]
     chosen = [(phase, draw.choice(KINDS)) for phase in FIRST if phase not in missing][: number // 2]
     while len(chosen) < number:
         draw.shuffle(pairs)
@@ -63,15 +68,15 @@ class Chaos:
     attempt: int = -1  # in which the last one came
     come: list[Fault] = field(default_factory=list)
 
-    def due(self, phase: str, attempt: int) -> Fault | None:
-        """Returns the next fault if it belongs into this phase and the one before was recovered from."""
+    def due(self, phase: str, attempt: int, stage: str = "") -> Fault | None:
+        """Returns the next fault if it belongs into this phase, or stage, and the one before was recovered from."""
         if len(self.come) == len(self.faults) or attempt == self.attempt:
             return None
         fault = self.faults[len(self.come)]
-        return fault if fault.phase == phase else None
+        return fault if fault.phase in (phase, stage) else None
 
     def happens(self, fault: Fault, attempt: int, met: str) -> None:
-        fault.met, fault.at, self.attempt = met, time.time(), attempt
+        fault.met, fault.at, self.attempt = met, time.time(), -1 if fault.phase == "tool" else attempt
         self.come.append(fault)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.runtime.host import Call, StageContext
@@ -18,6 +20,7 @@ from rlinf_embodied.workflow.graph import StageSpec
 
 LEARNERS = ("actor", "critic")
 _DEMONSTRATES = ("open_sources", "collect", "prepare")  # of the learner of a warm start
+_TOOL_WITHIN_S = 60.0  # of a loop's call, in which a tool may not be called
 _METHODS = {
     "export_weights": "transfer",
     "install_weights": "transfer",
@@ -54,9 +57,13 @@ class ChaosSession(RaySession):
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         phase = phase_of(calls[0][1].stage, calls[0][1].method) if calls else ""
-        fault = self._chaos.due(phase, self.attempt)
+        first = calls[0][1] if calls else None
+        fault = self._chaos.due(phase, self.attempt, first.stage if first else "")
         if fault is None:
-            return super().submit(calls, collective)
+            answers = super().submit(calls, collective)
+            if first and first.method in ("loop", "relay", "step") and (fault := self._chaos.due("tool", self.attempt)):
+                self._kill_tool(fault)
+            return answers
         chosen = int(fault.draw * len(calls))
         worker, call, payloads = calls[chosen]
         if fault.kind == "exception":
@@ -67,6 +74,18 @@ class ChaosSession(RaySession):
             self._strike(fault, [worker], str(call))
         return super().submit(calls, collective)
 
+    def _kill_tool(self, fault: Fault) -> None:
+        """Waits until a tool's program runs, and kills it, or one of the processes around it."""
+        end = time.monotonic() + _TOOL_WITHIN_S
+        while time.monotonic() < end:
+            for worker, pid in self.processes().items():
+                if len(found := descendants(pid)) > 1:  # one waits for programs
+                    chosen = int(fault.draw * len(found))
+                    _send(found[chosen], signal.SIGKILL)
+                    met = f"worker {worker} (pid {pid}), process {chosen + 1} of {len(found)} of its tool"
+                    return self._chaos.happens(fault, self.attempt, met)
+            time.sleep(0.001)
+
     def _strike(self, fault: Fault, workers: Sequence[int], call: str) -> None:
         known = [(worker, pid) for worker, pid in self.processes().items() if worker in workers]
         if not known:
@@ -76,6 +95,16 @@ class ChaosSession(RaySession):
         timer = threading.Timer(fault.delay_s, _send, (pid, getattr(signal, fault.kind)))
         timer.daemon = True
         timer.start()
+
+
+def descendants(pid: int) -> list[int]:
+    """Returns the processes that a process has started, each followed by those that it has started."""
+    found: list[int] = []
+    with suppress(OSError):  # it ended just now
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, path.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
 
 
 def _send(pid: int, number: int) -> None:

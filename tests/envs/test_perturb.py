@@ -41,8 +41,36 @@ def test_actions_come_late_and_with_noise_that_depends_on_the_episode_alone() ->
     assert torch.equal(executed(PerturbConfig(noise=0.1), rows=2), (ACTIONS + noise)[:2])
 
 
+def shown(how: PerturbConfig, chunk: int, rows: int = 4) -> list[torch.Tensor]:
+    """Returns proprioception and images [N, P + 192] of the first five env steps, those that a policy sees."""
+    env = make_point(replace(POINT, chunk=chunk, perturb=how), rows)
+    seen, actions = [env.reset((1, 2, 3, 4)[:rows])], ACTIONS.repeat(1, 2, 1)[:rows]
+    seen += [env.step_chunk(actions[:, k : k + chunk]).observation for k in range(0, 5 - chunk + 1, chunk)]
+    return [torch.cat([now.proprio, now.images["base_camera"].flatten(1) / 255], 1) for now in seen]
+
+
+def test_observations_come_late() -> None:
+    steps = shown(PerturbConfig(), 1)
+    for late in (1, 2):
+        how = PerturbConfig(observation_delay=late)
+        assert all(torch.equal(now, steps[max(0, k - late)]) for k, now in enumerate(shown(how, 1)))
+        assert torch.equal(
+            shown(how, 3)[1], steps[3 - late]
+        )  # of the steps of a chunk, those that are seen are rendered
+    how = PerturbConfig(observation_delay=1, observation_jitter=1)
+    drawn, ages = shown(how, 1), set()
+    for k, now in enumerate(drawn[2:], 2):
+        ages |= {(k - 1 if torch.equal(now[row], steps[k - 1][row]) else k - 2) - k for row in range(4)}
+        assert all(
+            torch.equal(now[row], steps[k - 1][row]) or torch.equal(now[row], steps[k - 2][row]) for row in range(4)
+        )
+    assert ages == {-1, -2}
+    assert all(torch.equal(two, four[:2]) for two, four in zip(shown(how, 1, rows=2), drawn, strict=True))
+
+
 def test_initial_steps_and_paraphrases_are_functions_of_the_seed_and_runs_can_be_restored() -> None:
-    env = make_point(replace(POINT, perturb=PerturbConfig(initial_steps=3, instruction=True, noise=0.1, delay=1)), 4)
+    late = {"delay": 1, "observation_delay": 2, "observation_jitter": 1}
+    env = make_point(replace(POINT, perturb=PerturbConfig(initial_steps=3, instruction=True, noise=0.1, **late)), 4)
     seen = env.reset([5, 6, 7, 5])
     assert torch.equal(seen.proprio[0], seen.proprio[3])
     plain = make_point(POINT, 4).reset([5, 6, 7, 5])
@@ -50,7 +78,9 @@ def test_initial_steps_and_paraphrases_are_functions_of_the_seed_and_runs_can_be
     assert all(old in new != old for old, new in zip(plain.instruction, seen.instruction, strict=True))
     after = env.step_chunk(ACTIONS).observation
     other = make_point(replace(POINT, perturb=env._config.perturb), 4)
-    assert torch.equal(other.restore(env.running()).proprio, after.proprio)
+    again = other.restore(env.running())
+    assert torch.equal(again.proprio, after.proprio)
+    assert torch.equal(again.images["base_camera"], after.images["base_camera"])
 
 
 def test_demonstrations_know_nothing_of_it_nor_does_the_name_of_a_cached_clone() -> None:

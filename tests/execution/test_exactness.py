@@ -86,6 +86,7 @@ MATH_PLANS: Plans = {
             critic_optional=[0, 2], actor=[0, 1, 2],
         ),
     ),
+    "tool and engine apart": (3, [{"items": ["episodes on 0 | generation on 1,2", "reward on all", "actor on 0,1"]}]),
 }  # fmt: skip
 
 
@@ -171,6 +172,10 @@ VARIANTS: dict[str, Variant] = {
     # receivers get changes; the first weights are sent whole, so that it takes three iterations
     "math, bfloat16": math(
         ["generation.precision=bfloat16", "algorithm.tis_cap=2.0"], compared=["disaggregated on 4"], iterations=3
+    ),
+    "math, episodes": math(
+        ["tool._target_=rlinf_embodied.reasoning.calculator.calculate", "warm_start.tool_share=0.5"],
+        compared=["collocated on 2", "pipelined on 2, by blocks", "tool and engine apart"],
     ),
     "math, lora": math(["policy.lora.rank=4"], compared=["disaggregated on 2"]),
     "ppo, carried over, 1 behind": acting(

@@ -1,20 +1,25 @@
-"""Examples: rewards of three libraries of environments, an HTTP judge, and the film strip."""
+"""Examples: rewards of four libraries of environments, an HTTP judge, and the film strip."""
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import urllib.error
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from math_runs import tiny_math
+from model_folders import model_folder
 from PIL import Image
 
 from experiments.examples import environments, film_strip, http_judge
+from rlinf_embodied import train
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.embodied.outcome import write_mp4
 
@@ -58,6 +63,67 @@ def test_skyrl_gyms_rewards_are_its_own(monkeypatch, text) -> None:
     env.init([{"role": "user", "content": "?"}])
     found = environments.skyrl_gym_gsm8k(Problem(0, "?", "12", None, "text", "x"), "")
     assert found == env.step(text)["reward"]
+
+
+TASKSET = """
+import verifiers.v1 as vf
+
+__all__ = ["Sums", "Checked"]
+SCORED = []
+
+
+class Data(vf.TaskData):
+    answer: str
+
+
+class Sum(vf.Task[Data, vf.State, vf.TaskConfig]):
+    @vf.reward(weight=0.25)
+    async def first_digit(self, trace):
+        SCORED.append([message.content for message in trace.assistant_messages])
+        return float(SCORED[-1][0][:1].isdigit())
+
+    @vf.reward(weight=2.0)
+    async def length(self, trace):
+        return len(trace.assistant_messages[-1].content) % 5 / 4
+
+
+class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
+    def load(self):
+        for number in range(200):
+            yield Sum(Data(prompt=f"{number}+1=", system_prompt="Add.", answer=str(number + 1)), self.config.task)
+
+
+class Seat(vf.EnvConfig):
+    solver: vf.AgentConfig = vf.AgentConfig()
+
+
+class Checked(vf.Env[Seat]):
+    async def run(self, task, agents):
+        async with agents.solver.interaction(task) as talk:
+            await talk.turn()
+            await talk.turn("Check that.")
+"""
+
+
+def test_episodes_of_verifiers_train_on_its_rewards(tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("verifiers.v1", reason="pip install verifiers")
+    (tmp_path / "checked_sums.py").write_text(TASKSET)
+    monkeypatch.syspath_prepend(tmp_path)
+    model_folder(tmp_path / "model", "qwen2", context=512)
+    tasks, agent = (f"experiments.examples.verifiers_tasks.{name}" for name in ("Tasks", "episode"))
+    problems = [f"data._target_={tasks}", "data.level=checked_sums", "data.prompt_template=natural"]
+    sizes = ["prompts_per_iteration=4", "group_size=2", "tokens_per_microbatch=1024"]
+    few = ["generation.rows_per_block=8", "generation.max_new_tokens=6", "eval.num_problems=2", "eval.num_samples=0"]
+    policy, run = ["policy=folder", f"policy.folder={tmp_path / 'model'}"], f"run.dir={tmp_path / 'run'}"
+    train(tiny_math(*problems, f"agent._target_={agent}", *(f"algorithm.{n}" for n in sizes), *few, *policy, run))
+    earned = [0.25 * first[:1].isdigit() + len(last) % 5 / 2 for first, last in import_module("checked_sums").SCORED]
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "rollout/reward" in row]
+    assert [row["rollout/turns"] for row in rows] == [2.0] * 3
+    own = [sum(earned[2 + 8 * n : 10 + 8 * n]) / 8 for n in range(3)]  # behind the first evaluation
+    assert [row["rollout/reward"] for row in rows] == pytest.approx(own)
+    assert len(earned) == 2 + 3 * 8 + 2
+    assert len(set(earned)) > 2
 
 
 CODES: list[int] = []  # the next answers, then 200

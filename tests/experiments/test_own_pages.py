@@ -53,7 +53,7 @@ def evaluated(run: Path, *more: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("page", "name", "length"), [(ENV, "own_env", 65), (POLICY, "own_policy", 120), (GYM, "own_gymnasium", 65)]
+    ("page", "name", "length"), [(ENV, "own_env", 65), (POLICY, "own_policy", 130), (GYM, "own_gymnasium", 65)]
 )
 def test_the_pages_show_the_files(page: str, name: str, length: int) -> None:
     for language, suffix in (("python", "py"), ("yaml", "yaml")):

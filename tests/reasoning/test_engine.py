@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,16 @@ from rlinf_embodied.config import Late, TinyLMConfig, ToolConfig
 from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.reasoning.batch import Asked, Completions, GenerationBlock, Prompt, Sequences, all_log_probs
+from rlinf_embodied.reasoning import engine as engine_module
+from rlinf_embodied.reasoning.batch import (
+    Asked,
+    Completions,
+    EngineLoad,
+    GenerationBlock,
+    Prompt,
+    Sequences,
+    all_log_probs,
+)
 from rlinf_embodied.reasoning.engine import Engine, Generated, generate, update
 from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
 from rlinf_embodied.reasoning.free_running import FreeRunning
@@ -59,6 +69,25 @@ def tokens_of(rows: dict[int, Generated]) -> list[list[int]]:
 
 
 # ------------------------------------------------------------------------------------------------------------- engines
+def test_the_load_is_that_of_a_queue_in_front_of_the_slots(policies, monkeypatch) -> None:
+    clock = iter(range(1 << 20))
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))  # a poll takes 1 s
+    load, block = EngineLoad(), requests(policies[0])
+    lengths = [int(n) for group in generate(ExactEngine(policies[0]), block, load) for n in group.lengths]
+    slots, spans = [1] * SAMPLING.max_num_seqs, list[tuple[int, int]]()  # polls of a row's first and last token
+    for length in lengths:  # in the order of the queue, each into the slot that is free first
+        begun = min(slots)
+        spans.append((begun, begun + length - 1))
+        slots[slots.index(begun)] = begun + length - 1
+    counts = [sum(first <= poll < last for first, last in spans) for poll in range(1, max(slots) + 1)]
+    assert len(set(lengths)) > 2
+    assert (load.seconds, load.rows, load.most) == (max(slots), 12, max(counts))
+    assert load.waiting_s == sum(first - 1 for first, _ in spans)
+    assert load.tail_s == sum(4 * count < max(counts) for count in counts)
+    assert load.take().rows == 12
+    assert (load.seconds, load.rows) == (0, 0)
+
+
 @pytest.mark.parametrize("greedy", [True, False])
 def test_a_pause_other_requests_and_the_same_weights_again_change_no_token(policies, greedy) -> None:
     policy, _ = policies

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning import sandbox as sandbox_module
 from rlinf_embodied.reasoning.code_tests import passes_tests
 from rlinf_embodied.reasoning.sandbox import Result, Sandbox
+from rlinf_embodied.tools.disturbances import descendants
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIED = (
@@ -138,6 +143,19 @@ def test_an_honest_program_runs_as_python_runs_it(sandbox):
     assert sandbox.run("import os; print(os.listdir('/tmp'))").stdout == "[]\n"  # nothing passes to the next program
     threads = "from concurrent.futures import *\nprint(*ThreadPoolExecutor(2).map(abs, [-1, -2]))"
     assert sandbox.run(threads).stdout == "1 2\n"
+
+
+@pytest.mark.parametrize("number", range(4), ids=["server", "watcher", "init", "program"])
+def test_a_program_that_was_killed_from_outside_is_run_again(number):
+    with closing(Sandbox()) as made, ThreadPoolExecutor(1) as threads:
+        server = made._idle[0].pid
+        assert server is not None
+        running = threads.submit(made.run, "import time\ntime.sleep(0.5)\nprint(input())", "7\n")
+        while len(found := [server, *descendants(server)]) < 4:
+            time.sleep(0.001)
+        os.kill(found[number], signal.SIGKILL)
+        assert running.result() == Result("7\n", "", "ok")
+        assert made.run("import os\nos.kill(os.getpid(), 9)").status == "signal 9"
 
 
 def test_where_programs_cannot_be_isolated_none_runs(monkeypatch, tmp_path):

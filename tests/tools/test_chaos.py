@@ -24,6 +24,7 @@ def test_a_schedule_is_a_function_of_its_seed_and_has_every_kind_in_every_phase(
     assert Counter((f.phase, f.kind) for f in faults[2:]) == Counter(again)
     assert tuple(f.phase for f in faults[:2]) == FIRST
     assert len(schedule(50, 7)) == 50
+    assert sum(f.phase == "tool" for f in schedule(23, 7, missing=[])) == 3
 
 
 def test_the_next_fault_waits_until_the_run_has_recovered_from_the_one_before() -> None:
@@ -39,7 +40,7 @@ def test_the_next_fault_waits_until_the_run_has_recovered_from_the_one_before() 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["workflow=control"], "workflow is 'control', but it is embodied or reasoning"),
+        (["workflow=control"], "workflow is 'control', but it is embodied, reasoning or episodes"),
         (["env.horizn=3"], "env.horizn is unknown"),
         (["faults"], "'faults' has no value: use faults=<value>"),
         (["faults=-1"], "faults is -1, but it must not be negative"),

@@ -13,20 +13,19 @@ Writes <out>.json and <out>.png.
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.bench.control.cases import CASES, COMMON, UNSEEN, place_of, words_of
-from experiments.bench.harness import REPOSITORY, Benchmark, Child, Report, Table, chosen
+from experiments.bench.harness import Benchmark, Report, Table, chosen, trained_run
 from experiments.bench.harness import Run as Asked
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.embodied.outcome import shown
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reporting.sections import over_seeds
 from rlinf_embodied.reporting.seeds import seeds_of
 from rlinf_embodied.telemetry.plots import COLOURS, rate_lines
-from rlinf_embodied.telemetry.run_reader import Run, read_run
+from rlinf_embodied.telemetry.run_reader import Run
 
 Curve = Sequence[tuple[float, float]]  # (env steps or updates, held-out success in per cent or else return)
 
@@ -54,14 +53,7 @@ def trained(name: str, seed: int, folder: Path, points: int, overrides: Sequence
     place, words = place_of(folder, name, seed), words_of(name, seed, folder, overrides)
     every = max(1, compose_train(words).run.num_iterations // points)
     words += [f"eval.every={every}", "eval.record_video=false"]
-    if not (place / "summary.json").exists():
-        place.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(REPOSITORY / "experiments/train_vla.py"), *words]
-        Child(f"{name}, seed {seed}", command, place / "log.txt").wait()
-    run = read_run(place)
-    if run.manifest["command"][1:] != words:
-        raise ConfigError(f"{place} holds a training with other settings: use another folder=, or remove it")
-    return run
+    return trained_run(f"{name}, seed {seed}", place, words)
 
 
 def score_of(run: Run) -> str:
@@ -74,15 +66,30 @@ def curve(run: Run) -> Curve:
 
 
 def table(runs: Mapping[str, Sequence[Run]]) -> Table:
-    """Returns median and worst over the seeds; success in per cent, or the return."""
+    """Returns median and worst over the seeds, and the interquartile mean with its interval; success in per cent.
+
+    `kept` is how many transitions the replay buffer of the first seed ends with: of HG-DAgger, the human's.
+    """
     rows = []
     for name, several in runs.items():
         first, last = ([curve(run)[end][1] for run in several] for end in (0, -1))
         numbers = (statistics.median(first), statistics.median(last), min(last))
         seconds = statistics.median(run.summary["rl_s"] for run in several)
         steps = f"{curve(several[0])[-1][0]:,.0f} {CASES[name].unit}"
-        rows.append((name, steps, *(f"{number:.1f}" for number in numbers), f"{seconds:.0f}"))
-    return Table(("case", "after", "before, median", "after, median", "worst", "s of training"), rows)
+        shown = [*(f"{number:.1f}" for number in numbers), over_seeds(several, score_of(several[0]))]
+        kept = several[0].metrics[-1].get("rollout/replay_size")
+        rows.append((name, steps, *shown, "-" if kept is None else f"{kept:,.0f}", f"{seconds:.0f}"))
+    header = (
+        "case",
+        "after",
+        "before, median",
+        "after, median",
+        "worst",
+        "interquartile mean",
+        "kept",
+        "s of training",
+    )
+    return Table(header, rows)
 
 
 def draw(runs: Mapping[str, Sequence[Run]], path: Path) -> None:

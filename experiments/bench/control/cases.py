@@ -1,18 +1,19 @@
 """The trainings behind docs/control.md and docs/hierarchy.md: each algorithm on a cheap task.
 
-case     task                       learns from
-sac      Pendulum-v1                its own transitions
-iql, bc  Pendulum-v1                all transitions of `sac` of the same seed, its first uniform actions included
-dagger   PickCube-v1 on its state   the expert's actions in states that the policy reaches
-rlpd     point_reach on its state   a reward of 1 at the end of a solved episode, and episodes of the expert
-grasp    PickCube-v1 on its state   the same; two critics, one update for two env steps, as ManiSkill's quick setting
+case       task                       learns from
+sac        Pendulum-v1                its own transitions
+iql, bc    Pendulum-v1                all transitions of `sac` of the same seed, its first uniform actions included
+dagger     PickCube-v1 on its state   the expert's actions in states that the policy reaches
+hg_dagger  the same                   the expert's actions where it took over from the policy
+rlpd       point_reach on its state   a reward of 1 at the end of a solved episode, and episodes of the expert
+grasp      PickCube-v1 on its state   the same; two critics, one update for two env steps, as ManiSkill's quick setting
 
 and two levels of policies, of which the lower one is frozen, with the weights of another case of the same seed:
 
-         task                       lower level                                  the higher level chooses
-gap      point_reach with a wall    `low_gap`, which moves straight to its goal  a goal every 2 chunk-steps
-target   Reacher-v5                 `low_target`, which reaches its target       a target every 10 steps
-pick     PickCube-v1 on its state   `dagger`                                     a place for the cube every 10 steps
+           task                       lower level                                  the higher level chooses
+gap        point_reach with a wall    `low_gap`, which moves straight to its goal  a goal every 2 chunk-steps
+target     Reacher-v5                 `low_target`, which reaches its target       a target every 10 steps
+pick       PickCube-v1 on its state   `dagger`                                     a place for the cube every 10 steps
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _PENDULUM = """env=gymnasium policy=soft_actor env.id=Pendulum-v1 env.horizon=20
 _CRITICS = "algorithm.critic_hidden_size=64 algorithm.value_lr=1e-3"
 _PICK = """env=maniskill_pick policy=soft_actor env.cameras=[] env.options.robot=null
     env.options.objects_in_proprio=true"""
+_DAGGER = f"""{_PICK} algorithm=dagger algorithm.expert_steps=3200 algorithm.updates_per_step=2 algorithm.lr=1e-3
+    run.num_iterations=95"""
 _HIGH = """warm_start.from_scratch=false hierarchy.algorithm.lr=1e-3 hierarchy.algorithm.epochs=6
     hierarchy.algorithm.num_minibatches=4"""
 _POINT = """env=point_reach policy=actor_critic env.cameras=[] env.chunk=4 env.horizon=40
@@ -62,10 +65,8 @@ CASES: dict[str, Case] = {
         "sac",
     ),
     "bc": Case(f"{_PENDULUM} algorithm=bc run.num_iterations=4", "sac"),
-    "dagger": Case(
-        f"""{_PICK} algorithm=dagger algorithm.expert_steps=3200 algorithm.updates_per_step=2 algorithm.lr=1e-3
-        run.num_iterations=95"""
-    ),
+    "dagger": Case(_DAGGER),
+    "hg_dagger": Case(_DAGGER.replace("dagger", "hg_dagger")),
     # its authors' ten critics of 256 units and twenty updates per step are too much for a core
     "rlpd": Case("""env=point_reach policy=soft_actor env.cameras=[] env.reward=sparse env.horizon=20 env.block_size=8
         algorithm=rlpd algorithm.expert_steps=1000 algorithm.warmup_steps=500 algorithm.batch_size=128

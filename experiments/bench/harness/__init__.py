@@ -6,6 +6,6 @@ Report                 ->  printed, <out>.json, <out>.png
 """
 
 from experiments.bench.harness.command import Benchmark, Run, chosen, names_of
-from experiments.bench.harness.processes import REPOSITORY, Child
+from experiments.bench.harness.processes import REPOSITORY, Child, trained_run
 from experiments.bench.harness.report import Report, Table
 from experiments.bench.harness.statistics import Goal, Spread, Timing, alternate, ratios

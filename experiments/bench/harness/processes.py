@@ -9,7 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlinf_embodied.errors import WorkerError
+from rlinf_embodied.errors import ConfigError, WorkerError
+from rlinf_embodied.telemetry.run_reader import Run, read_run
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -52,3 +53,20 @@ class Child:
         """Asks one that still runs to end; `wait` returns then."""
         if self.process.returncode is None:
             os.kill(self.process.pid, signal.SIGTERM)
+
+
+def trained_run(name: str, folder: Path, words: Sequence[str]) -> Run:
+    """Returns the run of experiments/train_vla.py in a folder, which these words train now unless it is there.
+
+    Raises:
+        ConfigError: the folder has a training with other settings.
+        WorkerError: the training failed; its log is named.
+    """
+    if not (folder / "summary.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(REPOSITORY / "experiments/train_vla.py"), *words]
+        Child(name, command, folder / "log.txt").wait()
+    run = read_run(folder)
+    if run.manifest["command"][1:] != list(words):
+        raise ConfigError(f"{folder} holds a training with other settings: use another folder=, or remove it")
+    return run

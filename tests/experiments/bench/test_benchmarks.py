@@ -13,16 +13,17 @@ from conftest import REPOSITORY
 from stable_baselines3 import PPO, SAC
 
 import experiments.bench
-from experiments.bench import sb3
+from experiments.bench import latency, sb3
 from experiments.bench.control import __main__ as control
 from experiments.bench.control.cases import CASES, words_of
 from experiments.bench.driver import __main__ as driver
-from experiments.bench.harness import Benchmark, Run
+from experiments.bench.harness import Benchmark, Run, processes
 from experiments.bench.recipe import __main__ as bench_recipe
 from experiments.bench.recipe.__main__ import commands
 from experiments.bench.rollout import parts
 from policies.actor_critic import ActorCriticOptions
 from policies.soft_actor import SoftActorOptions
+from rlinf_embodied import train
 from rlinf_embodied.algorithms.transitions import ReplayConfig
 from rlinf_embodied.compose import compose, compose_train
 from rlinf_embodied.config import ExportConfig
@@ -190,7 +191,7 @@ def test_a_case_is_trained_once_with_what_it_begins_with_and_its_settings_stay(t
         def wait(self) -> None:
             """Has ended."""
 
-    monkeypatch.setattr(control, "Child", Trained)
+    monkeypatch.setattr(processes, "Child", Trained)
     runs = [control.trained("iql", seed, tmp_path, 2, []) for seed in (1, 2)]
     assert [name for name, _ in trained] == ["sac, seed 1", "iql, seed 1", "sac, seed 2", "iql, seed 2"]
     assert f"data={tmp_path}/sac/seed_2/checkpoints/latest" in trained[-1][1]
@@ -199,8 +200,28 @@ def test_a_case_is_trained_once_with_what_it_begins_with_and_its_settings_stay(t
     assert [control.trained("iql", seed, tmp_path, 2, []) for seed in (1, 2)] == runs
     assert len(trained) == 4
     row = control.table({"iql": runs}).rows[0]
-    assert list(row) == ["iql", "10 updates", "1.5", "7.5", "5.0", "3"]
+    assert list(row) == ["iql", "10 updates", "1.5", "7.5", "5.0", "7.5 [5, 10]", "-", "3"]
     control.draw({"iql": runs}, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 0
     with pytest.raises(ConfigError, match=r"sac/seed_1 holds a training with other settings: use another folder="):
         control.trained("iql", 1, tmp_path, 2, ["run.num_iterations=2"])
+
+
+def test_both_kinds_of_chunks_are_evaluated_on_the_same_episodes_at_each_delay(tmp_path, monkeypatch) -> None:
+    short = ["warm_start.num_demos=8", "warm_start.epochs=1", "warm_start.head_epochs=0", "eval.num_episodes=4"]
+    monkeypatch.setattr(latency, "trained_run", lambda name, folder, words: train(compose_train(words)))
+    asked = latency.Options(tasks="point_reach", seeds="7", delays="0,2", episodes=4, folder=str(tmp_path))
+    report = latency.measure(Run(asked, [*SMALL, *short, f"warm_start.cache_dir={tmp_path}"], {}))
+    found = {}
+    for path in tmp_path.glob("point_reach/seed_7/latency/*/eval_info.json"):
+        info = json.loads(path.read_text())
+        late = [info["env"]["perturb"][kind] for kind in ("inference_delay", "observation_delay")]
+        found[info["env"]["rtc"], *late] = [episode["success_once"] for episode in info["episodes"]]
+    assert set(found) == {(rtc, *late) for rtc in ("off", "linear") for late in ((0, 0), (2, 0), (0, 2))}
+    curves = report.content["curves"]
+    assert [(curve["kind"], curve["delay"]) for curve in curves] == [
+        *(("inference_delay", 0), ("inference_delay", 2), ("observation_delay", 0), ("observation_delay", 2))
+    ]
+    assert curves[1]["linear"][0]["success_once"] == sum(found["linear", 2, 0]) / 4
+    report.draw(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 0

@@ -1,0 +1,116 @@
+"""Success over latency of behaviour-cloned flow policies: plain chunks and real-time chunking on the same episodes.
+
+python -m experiments.bench.latency [tasks=maniskill_pick,maniskill_push] [seeds=6301-6303] [delays=0-4]
+    [kinds=inference_delay,observation_delay] [episodes=300] [folder=...] [out=...] [overrides]
+
+For each task (a file in configs/env) and seed a `policy=flow_vla` is cloned that predicts chunks of 10 actions and
+executes 5; overrides are of this training.  It is evaluated with env.rtc=off and env.rtc=linear at each delay, in env
+steps, of each kind (a key of env.perturb).  All runs are in this process or a child of it, on one core.  What `folder`
+holds already is not run again, so an interrupted benchmark resumes, and tasks can be run one by one.
+
+Prints a table, and writes <out>.json and <out>.png.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from experiments.bench.harness import Benchmark, Report, Run, Table, names_of, trained_run
+from rlinf_embodied import evaluate
+from rlinf_embodied.compose import compose_evaluate
+from rlinf_embodied.reporting.seeds import seeds_of
+from rlinf_embodied.telemetry.metrics import Rate
+from rlinf_embodied.telemetry.paired import PairedRate
+from rlinf_embodied.telemetry.plots import COLOURS
+
+CHUNKS = ("policy=flow_vla", "env.chunk=10", "env.execute_steps=5", "run.num_iterations=0")
+ALONE = ("cluster=serial", "eval.record_video=false")
+RTC = {"off": "plain chunks", "linear": "real-time chunking"}
+Place = tuple[str, str, int]  # a task, a kind of delay, env steps
+Solved = dict[str, list[list[bool]]]  # by env.rtc: whether episodes were solved at any time, of each seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments."""
+
+    tasks: str = "maniskill_pick,maniskill_push"
+    seeds: str = "6301-6303"
+    delays: str = "0-4"
+    kinds: str = "inference_delay,observation_delay"
+    episodes: int = 300
+    folder: str = "runs/bench_latency"
+    out: str = ""
+
+
+def evaluated(folder: Path, kind: str, delay: int, rtc: str, episodes: int) -> list[bool]:
+    """Returns which held-out episodes the policy of a run folder solves; evaluates it unless the folder says so."""
+    late = f"{kind}-{delay}" if delay else "in_time"  # without a delay all kinds are the same
+    place = folder / "latency" / f"{rtc}-{late}-{episodes}"
+    if not (place / "eval_info.json").exists():
+        words = [f"checkpoint={folder}/checkpoints/latest", f"env.rtc={rtc}", f"env.perturb.{kind}={delay}", *ALONE]
+        evaluate(compose_evaluate([*words, f"eval.num_episodes={episodes}", f"run.dir={place}"]))
+    info = json.loads((place / "eval_info.json").read_text(encoding="utf-8"))
+    return [episode["success_once"] > 0 for episode in info["episodes"]]
+
+
+def rows_of(found: Mapping[Place, Solved]) -> Iterator[list[str]]:
+    """Yields the rows of the table."""
+    for (task, kind, delay), solved in found.items():
+        shown = [", ".join(f"{100 * fmean(seed):.1f}" for seed in solved[rtc]) for rtc in RTC]
+        pairs = PairedRate.of(*(list(itertools.chain(*solved[rtc])) for rtc in RTC))
+        low, high = (100 * end for end in pairs.interval)
+        yield [task, kind, str(delay), *shown, f"{100 * pairs.difference:+.1f} [{low:+.1f}, {high:+.1f}]"]
+
+
+def draw(found: Mapping[Place, Solved], path: Path) -> None:
+    """Draws a panel for each task and kind of delay: every seed thinly, and the mean of the seeds."""
+    from matplotlib.figure import Figure
+
+    panels = list(dict.fromkeys((task, kind) for task, kind, _ in found))
+    figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
+    for axes, (task, kind) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        points = {delay: solved for (one, other, delay), solved in found.items() if (one, other) == (task, kind)}
+        for (rtc, label), colour in zip(RTC.items(), COLOURS, strict=False):
+            curves = [[100 * fmean(seed) for seed in solved[rtc]] for solved in points.values()]
+            axes.plot(list(points), curves, color=colour, lw=0.8, alpha=0.4)
+            axes.plot(list(points), [fmean(curve) for curve in curves], color=colour, lw=2, label=label)
+        axes.set(xlabel=f"{kind}, env steps", ylabel="success_once, %", title=task, ylim=(0, 100))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def measure(asked: Run[Options]) -> Report:
+    """Clones and evaluates; raises ConfigError for wrong words, and for a folder that holds other trainings."""
+    own, found = asked.options, dict[Place, Solved]()
+    header = ["task", "kind", "delay", *(f"{label}, %" for label in RTC.values()), "difference, points"]
+    for task, seed in itertools.product(names_of(own.tasks), seeds_of(own.seeds, "seeds")):
+        folder = Path(own.folder).absolute() / task / f"seed_{seed}"
+        words = [f"env={task}", *CHUNKS, *ALONE, "eval.num_episodes=100", *asked.overrides, f"run.seed={seed}"]
+        trained_run(f"{task}, seed {seed}", folder, [*words, f"run.dir={folder}"])
+        for kind, delay in itertools.product(names_of(own.kinds), seeds_of(own.delays, "delays")):
+            solved = found.setdefault((task, kind, delay), {rtc: [] for rtc in RTC})
+            for rtc in RTC:
+                solved[rtc].append(evaluated(folder, kind, delay, rtc, own.episodes))
+        asked.keep(content_of(found))
+    table = Table(header, list(rows_of(found)))
+    return Report(content=content_of(found), text=f"{table}", draw=lambda path: draw(found, path))
+
+
+def content_of(found: Mapping[Place, Solved]) -> dict[str, object]:
+    """Returns the JSON form: rates of each seed."""
+    rates = lambda seeds: [Rate(sum(seed), len(seed)).summary("success_once") for seed in seeds]  # noqa: E731
+    names = ("task", "kind", "delay")
+    return {"curves": [{**dict(zip(names, p)), **{rtc: rates(s[rtc]) for rtc in RTC}} for p, s in found.items()]}  # noqa: B905
+
+
+BENCHMARK = Benchmark("latency", Options, measure, takes_overrides=True)
+
+if __name__ == "__main__":
+    BENCHMARK.main()
