@@ -35,7 +35,7 @@ import numpy as np
 
 from rlinf_embodied.command_line import main
 from rlinf_embodied.data.recorded import ACTION, RecordedDataset
-from rlinf_embodied.data.statistics import Statistics, combine, vector_statistics
+from rlinf_embodied.data.statistics import Statistics
 from rlinf_embodied.embodied.sources import open_dataset
 from rlinf_embodied.errors import DataError
 
@@ -367,7 +367,7 @@ def _statistics(dataset: RecordedDataset) -> Iterator[Finding]:
         column = dataset.columns[name]
         if not np.isfinite(column).all():
             continue
-        ours = combine(vector_statistics(column[rows]) for _, rows in _rows(dataset))
+        ours = dataset.compute_statistics(name)
         yield from _compared(name, dataset, ours, 1e-3 * np.maximum(ours["max"] - ours["min"], 1e-3))
 
 

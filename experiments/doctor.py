@@ -119,7 +119,6 @@ def check_disk() -> Finding:
 
 
 def probe(part: str) -> Finding:
-    """Tries a part in a separate process."""
     code, fix = PROBES[part]
     found, error = ask(code)
     if error:

@@ -72,7 +72,6 @@ def emulate(config: EmulationConfig) -> list[Emulated]:
 
 
 def row(result: Emulated) -> dict[str, str]:
-    """Returns a plan's line of the table that is printed."""
     low, high, median_s = min(result.measured_s), max(result.measured_s), statistics.median(result.measured_s)
     # by how much the wall clock was behind the deadlines at worst: the machine's own part of the measurement
     late_s = max(measured - due for measured, due in zip(result.measured_s, result.due_s, strict=True))

@@ -81,22 +81,21 @@ def plan_memory(name: str, config: PlanningConfig) -> list[dict[str, str]]:
     path = (place / "config.json" if place.is_dir() else find_file("model", name, "models", (".json",))).resolve()
     model = path.parent.name if path.stem == "config" else path.stem
     folder = Path(config.run.dir or f"runs/memory-{model}")
+    from policies.causal_lm import CausalLM
     from rlinf_embodied.tools.memory import ModelSize, memory_table, pass_bytes
 
-    language, counted = meta_language_models(path, memory), None
-    modules = {method: one.module for method, one in language.items()} or meta_models(path, memory)
-    sizes = {method: ModelSize.of(module) for method, module in modules.items()}
-    if language:  # gradients have a column of their own
-        gradients = {
-            method: sum(p.numel() * p.element_size() for p in one.parameters()) for method, one in language.items()
-        }
-        counted = {method: pass_bytes(one, memory.tokens) - gradients[method] for method, one in language.items()}
+    sizes, counted = dict[str, ModelSize](), dict[str, float]()
+    for method, one in meta_models(path, memory).items():
+        sizes[method] = ModelSize.of(one.module if isinstance(one, CausalLM) else one)
+        if isinstance(one, CausalLM):  # gradients have a column of their own
+            gradients = sum(p.numel() * p.element_size() for p in one.parameters())
+            counted[method] = pass_bytes(one, memory.tokens) - gradients
     counts = ", ".join(
         f"{method}: {size.num_trained:,} of {size.num_parameters:,} parameters" for method, size in sizes.items()
     )
     profile = None if memory.profile is None else load_profile(Path(memory.profile))
     title = f"{model} ({counts} are trained): GB of a device of {memory.device_gb:g}"
-    table = memory_table(sizes, memory, profile, counted)
+    table = memory_table(sizes, memory, profile, counted or None)
     print(text_table(table, title))
     page = markdown_table(list(table[0]), [list(row.values()) for row in table])
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,56 +104,41 @@ def plan_memory(name: str, config: PlanningConfig) -> list[dict[str, str]]:
     return table
 
 
-def meta_language_models(path: Path, memory: MemoryConfig) -> "dict[str, CausalLM]":
-    """Returns a causal language model under each way to train it, on torch's meta device; of other models nothing."""
+def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module | CausalLM]":
+    """Returns the model of a config.json under each way to train it, on torch's meta device."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    from policies.causal_lm import CausalLM
-    from policies.checkpoint_folder import read_json
-    from policies.text_codec import char_tokenizer
-
-    raw = read_json(path, _KNOWN)
-    if raw.get("model_type") not in CONFIG_MAPPING or raw.get("model_type") == "openvla":
-        return {}
-    dtype, found = torch.bfloat16 if memory.precision is Precision.bfloat16 else torch.float32, {}
-    methods = {"full": None} | ({f"LoRA, rank {memory.lora.rank}": memory.lora} if memory.lora.rank else {})
-    for method, lora in methods.items():
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[raw["model_type"]](**raw), dtype=dtype)
-            found[method] = CausalLM(model, char_tokenizer(), lora=lora, checkpoints=True)
-    return found
-
-
-def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module]":
-    """Returns the policy of a config.json under each way to train it, on torch's meta device."""
-    import torch
-
     from policies.adapters import inject_adapters
+    from policies.causal_lm import CausalLM
     from policies.checkpoint_folder import read_json
     from policies.openvla.config import config_of
     from policies.openvla.folder import empty_network
     from policies.pi.config import Family, read_config
     from policies.pi.folder import BACKBONE
     from policies.pi.network import new_network
+    from policies.text_codec import char_tokenizer
 
     raw = read_json(path, _KNOWN)
+    found: dict[str, nn.Module | CausalLM] = {}
     dtype = torch.bfloat16 if memory.precision is Precision.bfloat16 else torch.float32
-    if raw.get("type") in set(Family):
-        flows: dict[str, nn.Module] = {}
-        for name in ("expert", "full"):
-            with torch.device("meta"):
-                flow = new_network(read_config(path, path.parent / BACKBONE)).requires_grad_(False)
-            for parameter in flow.trained(language=name == "full", vision=name == "full"):
-                parameter.requires_grad_(True)
-            flows[name] = flow.to(dtype)
-        return flows
-    found: dict[str, nn.Module] = {"full": empty_network(config_of(raw, str(path))).to(dtype)}
-    if memory.lora.rank:
-        adapted = empty_network(config_of(raw, str(path))).to(dtype)
+    is_flow = raw.get("type") in set(Family)
+    is_language = raw.get("model_type") in CONFIG_MAPPING and raw["model_type"] != "openvla"
+    adapters = {f"LoRA, rank {memory.lora.rank}": memory.lora} if memory.lora.rank else {}
+    for name, lora in ({"expert": None, "full": None} if is_flow else {"full": None, **adapters}).items():
         with torch.device("meta"):
-            inject_adapters(adapted, memory.lora, 0, "memory.lora")
-        found[f"LoRA, rank {memory.lora.rank}"] = adapted
+            if is_flow:
+                flow = new_network(read_config(path, path.parent / BACKBONE)).requires_grad_(False)
+                for parameter in flow.trained(language=name == "full", vision=name == "full"):
+                    parameter.requires_grad_(True)
+                found[name] = flow.to(dtype)
+            elif is_language:
+                model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[raw["model_type"]](**raw), dtype=dtype)
+                found[name] = CausalLM(model, char_tokenizer(), lora=lora, checkpoints=True)
+            else:
+                found[name] = network = empty_network(config_of(raw, str(path))).to(dtype)
+                if lora is not None:
+                    inject_adapters(network, lora, 0, "memory.lora")
     return found
 
 

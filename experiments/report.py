@@ -34,7 +34,6 @@ class Options:
 
 
 def report(options: Options) -> Path:
-    """Writes the page and returns its path."""
     folders = [Path(name) for name in [options.run.dir, *options.runs.split(",")] if name]
     if not folders:
         raise ConfigError("run.dir is not given, but the page is of a run: give run.dir=<run folder>, or runs=<a>,<b>")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -26,8 +26,10 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt",
 _log = logging.getLogger(__name__)
 
 
-def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Returns the causal language model of a folder, in eval mode on the CPU.
+def read_model(
+    folder: Path, dtype: torch.dtype, kind: Any = AutoModelForCausalLM, name: str = "causal language model"
+) -> PreTrainedModel:
+    """Returns the model of a folder, in eval mode on the CPU; `kind` is the class that reads it.
 
     Raises:
         CheckpointError: files (shards by name) are missing or damaged, or parameters of the model are not in them.
@@ -35,13 +37,11 @@ def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     weight_files(folder)
     transformers_logging.disable_progress_bar()
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
+        loaded = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True)
         model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
-            f"{folder} holds no causal language model that transformers can load ({error}): give another folder"
+            f"{folder} holds no {name} that transformers can load ({error}): give another folder"
         ) from error
     if missing := sorted(found["missing_keys"]):
         # transformers only warns, and uses random numbers

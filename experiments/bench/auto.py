@@ -5,7 +5,7 @@ python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [next_b
 
 For each workload the stages are profiled.  Then every preset plan and the picked plan train the same config from the
 same policy, iteration by iteration in alternation; with next_best=2 also the two best plans of other shapes.  Printed,
-and written as JSON and Markdown to `out`: predicted against measured seconds per iteration of each plan; whether the
+and written to `out`: predicted against measured seconds per iteration of each plan; whether the
 picked one is the fastest, or within 3 % of it, or within the spread of the measurement (otherwise the exit code is 1);
 and the share of an iteration that the busiest worker spent in no stage.  With plan.max_staleness=1
 algorithm.tis_cap=2.0 the picked plan may run ahead.
@@ -21,12 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from experiments.bench.auto_cases import CASES, FEW, REASONING
-from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alternate, chosen, command_text
+from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alternate, chosen
 from experiments.bench.harness.trainings import digest_of, iterations, job_of, timed_iteration
 from experiments.examples.http_judge import URL
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
@@ -71,14 +71,7 @@ class Outcome:
     plan: str  # as text
     weights_sha256: str
     outside_stages: Spread
-
-    @property
-    def error(self) -> float:
-        """Relative error of the prediction."""
-        return self.predicted_s / self.measured_s.median - 1
-
-    def to_json(self) -> dict[str, object]:
-        return {**asdict(self), "error": self.error}
+    error: float  # of the prediction, relative
 
 
 Outcomes = Mapping[str, Outcome]  # of a workload's plans by name; the picked one is called auto
@@ -86,7 +79,6 @@ Outcomes = Mapping[str, Outcome]  # of a workload's plans by name; the picked on
 
 # -------------------------------------------------------------------------------------------------------------- trained
 def composed(words: Sequence[str]) -> TrainConfig | MathConfig:
-    """Returns the config of a workload."""
     return compose_math([word for word in words if word != REASONING]) if REASONING in words else compose_train(words)
 
 
@@ -138,7 +130,6 @@ def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pr
 
 
 def shown(what: str, done: int, total: int, remark: str) -> None:
-    """Prints what is done when it is."""
     if done == total:
         print(f"  {what} {remark}".rstrip(), flush=True)
 
@@ -171,20 +162,11 @@ def presets(overrides: Sequence[str], pricer: Pricer, names: Sequence[str] = ())
         except PlanError as error:
             print(f"  {name}: {error}")
             continue
-        if not_held := lacking(plan, pricer):
-            print(f"  {name}: {not_held}")
-        else:
+        if pricer.fits(plan):
             found[preset.name] = plan
+        else:
+            print(f"  {name}: devices do not hold what the plan needs")
     return found
-
-
-def lacking(plan: Plan, pricer: Pricer) -> str:
-    """Returns which device does not hold what a plan has in it, "" where all do."""
-    for device, needed in pricer.memory(plan).items():
-        room = pricer.cluster.place_of(device).group.memory_bytes
-        if needed > room:
-            return f"device {device} has room for {room / 1e6:.1f} MB, and the plan needs {needed / 1e6:.1f} MB there"
-    return ""
 
 
 def _trained(
@@ -227,14 +209,15 @@ def _trained(
 
 def outcome(predicted: Simulation, plan: Plan, found: Sequence[tuple[float, float]], digest: str) -> Outcome:
     """Returns what is reported of a plan; `found` is what `timed_iteration` gave, iteration by iteration."""
-    seconds, outside = zip(*found, strict=True)
+    measured, outside = (Spread.of(values) for values in zip(*found, strict=True))
     return Outcome(
         predicted_s=predicted.iteration_s,
         stages_s=dict(predicted.stages_s),
-        measured_s=Spread.of(seconds),
+        measured_s=measured,
         plan=to_text(plan),
         weights_sha256=digest,
-        outside_stages=Spread.of(outside),
+        outside_stages=outside,
+        error=predicted.iteration_s / measured.median - 1,
     )
 
 
@@ -254,14 +237,15 @@ def verdict(found: Outcomes) -> tuple[bool, str]:
     return False, f"{behind:.1%} behind {best}"
 
 
-def lines_of(case: str, found: Outcomes) -> list[tuple[str, ...]]:
-    """Returns a row per plan."""
+def table_of(results: Mapping[str, Outcomes]) -> Table:
     rows = []
-    for name, outcome in found.items():
-        said = verdict(found)[1] if name == "auto" else ""
-        seconds = f"{outcome.predicted_s:.2f}", f"{outcome.measured_s:.2f}"
-        rows.append((case, name, *seconds, f"{outcome.error:+.1%}", said))
-    return rows
+    for case, plans in results.items():
+        for name, found in plans.items():
+            said = verdict(plans)[1] if name == "auto" else ""
+            rows.append(
+                (case, name, f"{found.predicted_s:.2f}", f"{found.measured_s:.2f}", f"{found.error:+.1%}", said)
+            )
+    return Table(HEADER, rows)
 
 
 def summary(results: Mapping[str, Outcomes]) -> dict[str, Any]:
@@ -272,12 +256,11 @@ def summary(results: Mapping[str, Outcomes]) -> dict[str, Any]:
         "worst_error": max(errors),
         "verdicts": {case: verdict(found)[1] for case, found in results.items()},
         "weights_equal": all(len({o.weights_sha256 for o in found.values()}) == 1 for found in results.values()),
-        "workloads": {case: {name: o.to_json() for name, o in found.items()} for case, found in results.items()},
+        "workloads": results,
     }
 
 
 def measure(run: Run[Options]) -> Report:
-    """Measures the chosen workloads and joins them with earlier ones."""
     own, cases = run.options, chosen(run.options.cases, CASES)
     for case in cases.values():
         composed([*case, *run.overrides])  # typing errors cost no measurement
@@ -287,25 +270,20 @@ def measure(run: Run[Options]) -> Report:
         with judge(words):
             asked = [*words, *run.overrides]
             measured[case], profile_s = run_case(asked, own.iterations, FEW.get(case, ()), own.next_best)
-        print(Table(HEADER, lines_of(case, measured[case])), flush=True)
+        print(table_of({case: measured[case]}), flush=True)
         print(f"the profile took {profile_s:.0f} s", flush=True)
         outside = (f"{name} {found.outside_stages.median:.1%}" for name, found in measured[case].items())
         print("in no stage: " + ", ".join(outside), flush=True)
         run.keep(summary(measured))
-    return report(measured, run.known)
+    return report(measured)
 
 
-def report(results: Mapping[str, Outcomes], known: Mapping[str, Any]) -> Report:
+def report(results: Mapping[str, Outcomes]) -> Report:
     """Returns errors and verdicts; the exit code is 1 where a picked plan is not among the fastest."""
     found = summary(results)
-    table = Table(HEADER, [row for case, plans in results.items() for row in lines_of(case, plans)])
     errors = f"errors of the predictions: median {found['median_error']:.1%}, worst {found['worst_error']:.1%}"
-    return Report(
-        content={**known, **found},
-        text=f"{table}\n{errors}",
-        markdown="\n".join(["# plan=auto, measured", "", command_text(known), "", table.markdown(), "", errors]),
-        exit_code=0 if all(verdict(plans)[0] for plans in results.values()) else 1,
-    )
+    good = all(verdict(plans)[0] for plans in results.values())
+    return Report(content=found, text=f"{table_of(results)}\n{errors}", exit_code=0 if good else 1)
 
 
 BENCHMARK = Benchmark("auto", Options, measure, takes_overrides=True)

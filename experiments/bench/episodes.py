@@ -121,7 +121,6 @@ class Arm:
 
 
 def config_of(folder: str, own: Options, seed: int, words: Sequence[str]) -> MathConfig:
-    """Returns the config of a way to run episodes."""
     rows = f"generation.rows_per_block={128 // own.blocks}"
     return compose_math([*_SETTINGS.split(), rows, f"policy.folder={folder}", f"run.seed={seed}", *words])
 
@@ -208,7 +207,6 @@ def partial(folder: str, own: Options) -> None:
 
 
 def run(own: Options) -> None:
-    """Makes the measurement."""
     os.environ[_SLOW] = str(own.slow)
     with tempfile.TemporaryDirectory() as folder:
         CausalLM.tiny(SHAPE, 0).save(Path(folder))

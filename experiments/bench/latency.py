@@ -8,7 +8,7 @@ executes 5; overrides are of this training.  It is evaluated with env.rtc=off an
 steps, of each kind (a key of env.perturb).  All runs are in this process or a child of it, on one core.  What `folder`
 holds already is not run again, so an interrupted benchmark resumes, and tasks can be run one by one.
 
-Writes <out>.json, <out>.md and <out>.png.
+Prints a table, and writes <out>.json and <out>.png.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ def measure(asked: Run[Options]) -> Report:
                 solved[rtc].append(evaluated(folder, kind, delay, rtc, own.episodes))
         asked.keep(content_of(found))
     table = Table(header, list(rows_of(found)))
-    return Report(
-        content=content_of(found), text=f"{table}\n", markdown=table.markdown(), draw=lambda path: draw(found, path)
-    )
+    return Report(content=content_of(found), text=f"{table}", draw=lambda path: draw(found, path))
 
 
 def content_of(found: Mapping[Place, Solved]) -> dict[str, object]:

@@ -23,7 +23,6 @@ def batches(folder: str, size: int, chunk: int):
 
 
 def main(size: int, chunk: int) -> None:
-    """Answers until its input ends."""
     opened = {}
     for line in sys.stdin:
         folder, number = line.rsplit(maxsplit=1)

@@ -87,7 +87,6 @@ class Ours:
 
 
 def theirs(peer: subprocess.Popen[str], folder: str, frames: int) -> Timing:
-    """Returns the same of lerobot."""
     assert peer.stdin is not None
     assert peer.stdout is not None
     peer.stdin.write(f"{Path(folder).absolute()} {frames}\n")
@@ -97,7 +96,6 @@ def theirs(peer: subprocess.Popen[str], folder: str, frames: int) -> Timing:
 
 
 def bytes_of(dataset: RecordedDataset) -> float:
-    """Returns the size of all decoded images."""
     return len(dataset) * 3.0 * sum(np.prod(dataset.image_size(camera)) for camera in dataset.cameras)
 
 
@@ -113,10 +111,8 @@ def memory(dataset: RecordedDataset, size: int, epochs: int) -> list[float]:
 
 
 def measure(run: Run[Options]) -> Report:
-    """Alternates the arms, dataset by dataset."""
     own, rows, content = run.options, [], {}
     require(bool(own.data), "data", own.data, "it names folders of LeRobot v3", "use data=runs/pick")
-    torch.set_num_threads(1)
     program = Path(__file__).with_name("lerobot_loader.py")
     command = [str(installed_python("lerobot", "lerobot")), str(program), str(own.size), str(CHUNK)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
@@ -153,7 +149,7 @@ def measure(run: Run[Options]) -> Report:
         "resident MB: epoch 2, middle, last",
     )
     table = Table(header, rows)
-    return Report(content={"datasets": content}, text=str(table), markdown=table.markdown())
+    return Report(content={"datasets": content}, text=str(table))
 
 
 BENCHMARK = Benchmark("loader", Options, measure)

@@ -30,8 +30,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, Timing, alternate, chosen, ratios
 from experiments.bench.harness.trainings import in_this_process, iterations, starting_folder
 from rlinf_embodied.compose import compose_train
@@ -150,7 +148,6 @@ def timed(run: Callable[[], int]) -> Timing:
 
 # ------------------------------------------------------------------------------------------------------------ ManiSkill
 def stock_row(task: str, with_images: bool, seed: int) -> Any:
-    """Returns one stock env as SB3 takes it."""
     import gymnasium
     import mani_skill.envs  # noqa: F401  registers the tasks
     from mani_skill.utils.wrappers.flatten import FlattenRGBDObservationWrapper
@@ -176,7 +173,6 @@ def stock(task: str, num_envs: int, with_images: bool) -> Any:
 
 
 def batched(task: str, num_envs: int, with_images: bool) -> Any:
-    """Returns the rows of one env object of ours."""
     from envs.sb3 import make_sb3
 
     shown: dict[str, Any] = {"cameras": ["base_camera"], "obs_size": PIXELS} if with_images else {}
@@ -202,9 +198,7 @@ def maniskill(case: Case, count: int, with_images: bool) -> Iterator[dict[str, A
 
 # ------------------------------------------------------------------------------------------------------------- compared
 def measure(run: Run[Options]) -> Report:
-    """Alternates the arms, case by case; raises ConfigError for an unknown case."""
     own = run.options
-    torch.set_num_threads(1)
     rows, goals, content, walls = [], [], {}, {}
     for name, case in chosen(own.cases, CASES).items():
         gymnasium = name in ("mujoco", "sac")

@@ -34,7 +34,6 @@ class Options:
 
 
 def measure(options: Options) -> None:
-    """Prints a line per update."""
     make = lambda: load_policy(LanguagePolicyConfig(), options.folder, options.seed, "cpu").policy  # noqa: E731
     policy, draw = make(), torch.Generator().manual_seed(options.seed)
     copies = [make().module.to(precision) for precision in PRECISIONS]

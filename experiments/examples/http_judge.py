@@ -76,8 +76,7 @@ def make_server(own: Options) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
+        def log_message(self, format: str, *args: object) -> None: ...
 
     class Server(ThreadingHTTPServer):
         request_queue_size = 1024
@@ -87,7 +86,6 @@ def make_server(own: Options) -> ThreadingHTTPServer:
 
 
 def serve(own: Options) -> None:
-    """Serves until it is interrupted."""
     server = make_server(own)
     print(f"export {URL}=http://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()

@@ -38,7 +38,6 @@ def predict(folder: Path, given: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def main() -> None:
-    """Reads, predicts and writes."""
     folder, observations, out = (Path(word).absolute() for word in sys.argv[1:])
     with tempfile.TemporaryDirectory() as place:  # a relative folder of a hub's name is taken in place of the hub
         os.chdir(place)

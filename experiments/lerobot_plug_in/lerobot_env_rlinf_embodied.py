@@ -84,11 +84,9 @@ class LeRobotVectorEnv(gymnasium.vector.VectorEnv):
         return (known[name],) * self.num_envs
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Returns an attribute of each row."""
         return self.call(name)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Ends the connection."""
         self._env.close()
 
     def _seeds(self) -> list[int]:
@@ -118,7 +116,6 @@ if importlib.util.find_spec("lerobot") is not None:
         action_dim: int = 7
 
         def __post_init__(self) -> None:
-            """Declares the features."""
             of, kinds = lerobot.PolicyFeature, lerobot.FeatureType
             shape = (self.obs_size, self.obs_size, 3)
             self.features = {"action": of(kinds.ACTION, (self.action_dim,))}

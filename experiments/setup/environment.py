@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
+PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 INSTALL = (*PIP, "install", "--no-compile", "--no-build-isolation", "--progress-bar", "off")
 
 # What runs import, in two processes: the second one reaches torch when the first one has compiled most of it.
@@ -70,12 +70,12 @@ def missing_pins(site: Path, pins: Sequence[str]) -> list[str]:
 
 
 def run(command: Sequence[str]) -> None:
-    """Runs a command, whose output is shown.
+    """Runs Python with these words; its output is shown.
 
     Raises:
         CalledProcessError: it failed.
     """
-    subprocess.run(command, cwd=REPOSITORY, check=True)
+    subprocess.run([sys.executable, *command], cwd=REPOSITORY, check=True)
 
 
 def install(pins: Sequence[str], extras: str) -> None:
@@ -87,7 +87,7 @@ def install(pins: Sequence[str], extras: str) -> None:
     if build := [pin for pin in pins if pin.startswith("setuptools==")]:  # builds what comes as source
         run([*INSTALL, "--no-deps", *build])
     run([*INSTALL, "--no-deps", "--editable", str(REPOSITORY), *(pin for pin in pins if pin not in build)])
-    if subprocess.run([*PIP, "check"], cwd=REPOSITORY, check=False).returncode:
+    if subprocess.run([sys.executable, *PIP, "check"], cwd=REPOSITORY, check=False).returncode:
         print("constraints.txt does not name all that is needed: pip resolves the rest", flush=True)
         run([*INSTALL, "--constraint", "constraints.txt", "--editable", f"{REPOSITORY}{extras}"])
 
@@ -100,7 +100,6 @@ def import_all() -> bool:
 
 
 def main() -> int:
-    """Returns the exit code."""
     if {"-h", "--help"} & set(sys.argv):
         print(__doc__, end="")
         return 0

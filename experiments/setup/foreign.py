@@ -19,16 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from envs.foreign.adapter import folder_of
+from experiments.setup.environment import INSTALL
 from experiments.setup.rendering import OPENGL, has_opengl, install, manual_instructions, read_system
 from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import RlinfError
 from rlinf_embodied.plug_ins import load_target
-
-PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
-# All pins are given, so nothing is resolved; what comes as source is built with the setuptools of the pins.
-INSTALL = (*PIP, "install", "--no-deps", "--no-compile", "--no-build-isolation", "--progress-bar", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,8 @@ class Installation:
             subprocess.run([found, "-m", "venv", str(folder)], check=True)
         for pins in split_pins(self.pins.read_text()):
             if pins:
-                subprocess.run([str(python), *INSTALL, *pins], check=True)
+                # nothing is resolved; what comes as source is built with the setuptools of the pins
+                subprocess.run([str(python), *INSTALL, "--no-deps", *pins], check=True)
 
     def check(self) -> str:
         """Builds a row of env=<key> and renders an image, or imports a module; returns what that showed.

@@ -1,8 +1,8 @@
 """Makes sure that SAPIEN and MuJoCo can render: finds a Vulkan device and EGL, or installs Mesa's (llvmpipe).
 
 `python -m experiments.setup.rendering` checks, installs Mesa if it may (root on Debian or Ubuntu) and checks again by
-rendering an image; `dry=true` prints what it would do.  Exit code 0: SAPIEN renders; 1: it does not, and the last lines
-name the command to run.  Without EGL the command to run is only printed: MuJoCo's simulators are optional.
+rendering an image.  Exit code 0: SAPIEN renders; 1: it does not, and the last lines name the command to run.  Without
+EGL the command to run is only printed: MuJoCo's simulators are optional.
 
 SAPIEN needs descriptor indexing, which Mesa's llvmpipe has from 23.1 on.  Debian 12 ships 22.3.6, so there the package
 comes from bookworm-backports, taken from the same mirror as the machine's other packages and for this call of apt only.
@@ -154,7 +154,7 @@ def nvidia_hint() -> str:
     )
 
 
-def install(system: System, packages: Sequence[str], dry_run: bool = False) -> bool:
+def install(system: System, packages: Sequence[str]) -> bool:
     """Runs the commands for this distribution and packages; returns whether there were any and they ended well."""
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
@@ -162,8 +162,6 @@ def install(system: System, packages: Sequence[str], dry_run: bool = False) -> b
         commands = install_commands(system, packages, sources)
         for command in commands or []:
             print("+ " + shlex.join(command), flush=True)
-            if dry_run:
-                continue
             done = subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, check=False)
             # an unrelated source that does not answer fails the update, yet the install may well succeed
             if done.returncode != 0 and "install" in command:
@@ -171,31 +169,26 @@ def install(system: System, packages: Sequence[str], dry_run: bool = False) -> b
         return commands is not None
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Options:
-    """The keys."""
-
-    dry: bool = False  # only print what would be done, as if nothing were usable
+    """There are no keys."""
 
 
 def make_render(own: Options) -> int:
-    """Returns the exit code."""
     (device, why), opengl = probe_rendering(), has_opengl()
     print(f"Vulkan: {f'no usable device ({why})' if why else device}")
     if not opengl:
         print("OpenGL: neither EGL nor OSMesa is installed, with which MuJoCo's simulators render")
-    if not why and opengl and not own.dry:
+    if not why and opengl:
         return 0
     if why and (hint := nvidia_hint()):
         print(hint)
-    wanted = [*(VULKAN if why or own.dry else ()), *(() if opengl and not own.dry else OPENGL)]
-    system, is_root = read_system(), os.geteuid() == 0 or own.dry
-    if not (is_root and install(system, wanted, own.dry)):
+    wanted = [*(VULKAN if why else ()), *(() if opengl else OPENGL)]
+    system, is_root = read_system(), os.geteuid() == 0
+    if not (is_root and install(system, wanted)):
         problem = "could not be installed" if is_root else "needs root to be installed"
         print(f"error: {' '.join(wanted)} {problem}: {manual_instructions(system)}", file=sys.stderr)
         return int(bool(why))
-    if own.dry:
-        return 0
     device, why = probe_rendering(picture=True)
     if why:
         print(f"error: SAPIEN still cannot render ({why}): {manual_instructions(system)}", file=sys.stderr)

@@ -212,6 +212,8 @@ class MathConfig(TrainingConfig):
         require(
             None in (self.tool._target_, self.agent._target_), "tool._target_", self.tool._target_, rule, "leave it out"
         )
+        scored, rule = self.reward.model, "the agent gives the rewards"
+        require(None in (scored, self.agent._target_), "reward.model", scored, rule, "leave it out")
         engine, own = self.generation.engine, self.generation.engine == "vllm"
         rule, action = "vLLM's kernels promise no bits", "set run.exact=false, or use generation.engine=exact"
         require(not (own and self.run.exact.holds), "generation.engine", engine, rule, action)

@@ -125,6 +125,10 @@ class RewardConfig:
     """What a completion earns: 1 for a right answer, or the value of a custom function."""
 
     _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 and more count as right
+    model: str | None = (
+        None  # folder of a frozen reward model, whose score is the reward in the place of a right answer
+    )
+    model_target: str = "policies.reward_lm.RewardLM"  # what reads it
     weights: dict[str, float] = field(default_factory=dict)  # it returns a dict of rewards by name; theirs in the sum
     batch_size: int = 0  # it takes and returns lists, of at most this length; 0: it takes one completion
     concurrency: int = 1  # its calls at once, in threads (or awaited, if it is async): for one that waits for others
@@ -139,6 +143,8 @@ class RewardConfig:
         rule = "only a custom function is called more than once at a time or waited for"
         valid = plain or (self._target_ is not None and self.concurrency >= 1)
         require(valid, "reward.concurrency", self.concurrency, rule, "give reward._target_, or use 1 and waits=false")
+        rule = "both would say what a completion earns"
+        require(None in (self._target_, self.model), "reward.model", self.model, rule, "leave out reward._target_")
         custom, rule = self._target_ is not None, "it belongs to a custom function"
         for name in ("weights", "batch_size"):
             value = getattr(self, name)

@@ -219,3 +219,32 @@ class ValueModel(Protocol):
     def from_policy(cls, policy: LanguagePolicy) -> ValueModel:
         """Returns a new critic that starts from a policy's weights and shares none with it."""
         ...
+
+
+class RewardModel(Protocol):
+    """A frozen model that scores a prompt with its completion."""
+
+    module: nn.Module
+    pad_id: int | None  # of rows shorter than the batch; None: it takes one row at a time
+
+    def scores(self, batch: TokenBatch) -> Tensor:
+        """Returns a number for each sequence, float32 [B]."""
+        ...
+
+    @classmethod
+    def check(cls, folder: Path, codec: PromptCodec, longest: int) -> None:
+        """Checks, without the weights, that a folder's model can read a policy's rows of up to `longest` tokens.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        ...
+
+    @classmethod
+    def load(cls, folder: Path) -> RewardModel:
+        """Returns the model of a folder.
+
+        Raises:
+            ConfigError: the weights cannot be read, or have no head for the score.
+        """
+        ...

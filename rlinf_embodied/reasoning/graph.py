@@ -17,6 +17,7 @@ _CLASSES = {  # in the order of the data
     "prompts": "prompt_stage.PromptStage",
     "episodes": "episodes.EpisodeStage",
     "generation": "generation_stage.GenerationStage",
+    "reward_model": "reward_model_stage.RewardModelStage",
     "reward": "reward_stage.RewardStage",
     "old_log_probs": "generation_stage.LogProbStage",
     "reference": "generation_stage.LogProbStage",
@@ -27,8 +28,9 @@ _CLASSES = {  # in the order of the data
 _LEARNERS = ("critic", "actor")
 _EDGES = (
     *(("prompts", "generation"), ("generation", "reward")),
-    *(("generation", name) for name in ("old_log_probs", "reference", "critic")),
-    *(("episodes", name) for name in ("reward", "old_log_probs", "reference", "critic", "actor")),
+    *(("generation", name) for name in ("old_log_probs", "reference", "critic", "reward_model")),
+    *(("episodes", name) for name in ("reward", "old_log_probs", "reference", "critic", "actor", "reward_model")),
+    ("reward_model", "reward"),
     ("reward", "critic"),
     *((name, "actor") for name in ("generation", "reward", "old_log_probs", "reference", "critic")),
 )

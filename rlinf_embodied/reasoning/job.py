@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
@@ -18,9 +19,11 @@ from rlinf_embodied.device import require_precision
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
+from rlinf_embodied.interfaces.language import LanguagePolicy, RewardModel
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.agents import agent_of
 from rlinf_embodied.reasoning.batch import in_order
 from rlinf_embodied.reasoning.custom_reward import reward_function
@@ -125,6 +128,8 @@ class ReasoningJob:
         there, rule = folder is None or folder.is_dir(), "there is no such folder, with what save_pretrained writes"
         require(there, key, given, rule, "give one with config.json, model.safetensors and tokenizer.json")
         reward_function(config.reward)
+        if config.reward.model is not None and not self._fine_tunes:
+            self._require_reward_model(config.reward.model, folder)
         tool_of(config.tool)
         agent_of(config.agent)
         if config.generation.engine == "vllm":
@@ -134,6 +139,16 @@ class ReasoningJob:
         Prompts.of(config, model, Split.train).batch(0, 1)
         for found in problem_sets(config, model).values():
             found.block(0)
+
+    def _require_reward_model(self, model: str, folder: Path | None) -> None:
+        """Checks that the reward model can read what the policy writes."""
+        policy, config = cast(type[LanguagePolicy], load_target(self.config.policy._target_)), self.config
+        codec = policy.codec_from_config(config.policy, folder)
+        most = config.data.max_prompt_tokens
+        longest = None if most is None else most + config.generation.max_new_tokens
+        limits = [codec.context_length, config.algorithm.tokens_per_microbatch, longest]
+        kind = cast(type[RewardModel], load_target(config.reward.model_target))
+        kind.check(Path(model).expanduser(), codec, min(limit for limit in limits if limit is not None))
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:

@@ -14,6 +14,7 @@ from typing import Self, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
 from rlinf_embodied.config import RewardConfig
@@ -120,16 +121,25 @@ class RewardStage(HoldsNoMemory):
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block; reports its groups."""
         longest, made, groups = self._config.generation.max_new_tokens, {}, list[ScoredGroup]()
-        for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
-            made[block], found = scored(self._verifier, self._config.reward, longest, block, completions)
+        for block, (completions, *scores) in inputs.items():  # scores: of the reward model, if there is one
+            given = cast(Completions, completions), *cast("list[Tensor]", scores)
+            made[block], found = scored(self._verifier, self._config.reward, longest, block, *given)
             groups += found
         return Output(made, groups)
 
 
 def scored(
-    verifier: Verifier, reward: RewardConfig, longest: int, block: int, completions: Completions
+    verifier: Verifier,
+    reward: RewardConfig,
+    longest: int,
+    block: int,
+    completions: Completions,
+    scores: Tensor | None = None,
 ) -> tuple[Rewards, list[ScoredGroup]]:
-    """Returns a block's rewards and groups; `longest` are the tokens at which a completion was cut off."""
+    """Returns a block's rewards and groups; `longest` are the tokens at which a completion was cut off.
+
+    The `scores` [K x G] of a reward model take the place of what right answers earn; which are right stays the same.
+    """
     shape = (len(completions.groups), -1)
     size = len(completions.texts) // shape[0]
     problems = [problem for problem in completions.problems for _ in range(size)]
@@ -137,6 +147,8 @@ def scored(
     ended = torch.cat([group.ended for group in completions.groups])[last].cpu().numpy()
     verified = verifier.verify(completions.texts, problems, ended, completions.earned)
     rewards, raw = torch.from_numpy(verified.rewards), torch.from_numpy(verified.raw).reshape(shape)
+    if scores is not None:
+        rewards, raw = scores + reward.format_reward * torch.from_numpy(verified.formatted), scores.reshape(shape)
     if reward.overlong_tokens:
         lengths = torch.cat([group.lengths for group in completions.groups])[last].cpu()
         margin = reward.overlong_tokens  # soft punishment of DAPO, arXiv 2503.14476, eq. 13: linear in them

@@ -5,6 +5,7 @@ prompts -> generation -> reward ---------------------+-> actor ~~> generation, o
               +------------+-> critic    (PPO) ------+     values, advantages, its own update
               +-> old_log_probs (several steps) -----+     log-probs of training's code under the weights that sampled
               +-> reference (kl_coef, loss) ---------+     log-probs under the starting policy (adapters: off)
+              +-> reward_model -> reward                   scores of a frozen model, if reward.model names one
 
 With a tool `episodes` takes the place of `prompts`, in a loop with generation: it has the data for the stages behind.
 With episodes.free there is no loop: generation runs the episodes.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -37,8 +39,14 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
     """Returns the graph; the divergence is measured from `reference_folder` ("": from what the policy starts from)."""
     algorithm, ppo = config.rl, config.rl.name is ReasoningName.ppo
     episodic = config.has_loop
-    stages = ("episodes" if episodic else "prompts", *actor_inputs(algorithm), "actor")
+    stages = (
+        "episodes" if episodic else "prompts",
+        *actor_inputs(algorithm),
+        "actor",
+        *["reward_model"] * bool(config.reward.model),
+    )
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
+    configs["reward_model"] = StageConfig(config, str(Path(config.reward.model or "").expanduser().resolve()))
     adapted = config.policy.lora.rank > 0
     if adapted:  # the weights are frozen, so the start is the policy without its adapters
         configs["reference"] = StageConfig(config, policy_folder, without_adapters=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -17,7 +20,7 @@ from stopped_runs import interrupt_in, same_end
 from policies.causal_lm import CausalLM
 from policies.text_codec import TextCodec
 from rlinf_embodied.compose.commands import compose_answers
-from rlinf_embodied.config import TinyLMConfig
+from rlinf_embodied.config import MathConfig, PlanConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, Sequences, all_log_probs
 from rlinf_embodied.reasoning.calculator import calculate
@@ -26,9 +29,11 @@ from rlinf_embodied.reasoning.episodes import Episodes, episodes_of, run_episode
 from rlinf_embodied.reasoning.evaluation import evaluate_command
 from rlinf_embodied.reasoning.fine_tuning import with_calls
 from rlinf_embodied.reasoning.generation import ExactEngine
+from rlinf_embodied.reasoning.helper_process import HelperProcess
 from rlinf_embodied.reasoning.tool_calls import ToolCalls
 
 TOOL = ["tool._target_=rlinf_embodied.reasoning.calculator.calculate", "warm_start.tool_share=0.5"]
+APART = PlanConfig(name="apart", variants=[{"items": ["episodes on 0 | generation on 1", "reward+actor on all"]}])
 TWO = ["cluster.num_devices=2"]
 PROBLEMS = [Problem(i, f"{3 + i}+4=", str(7 + i), None, "sum", "sum1-1-9") for i in range(4)]
 
@@ -210,6 +215,31 @@ def test_plans_and_an_interruption_do_not_change_the_weights(straight, monkeypat
         assert train(config, code=130) == {}
     trained(tmp_path, *plan)
     same_end(tmp_path, straight)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> tuple[MathConfig, str]:
+    """A run with a tool that has processes, by one worker."""
+    words = ["tool._target_=experiments.examples.python_tool.evaluate", "warm_start.num_examples=256", *TOOL[1:]]
+    config = tiny_math(*words, "eval.num_samples=0", f"run.dir={tmp_path_factory.mktemp('one')}")
+    return config, train(config)["weights_sha256"]
+
+
+def test_killed_processes_of_a_tool_do_not_change_the_weights(undisturbed, monkeypatch, tmp_path) -> None:
+    config, weights = undisturbed
+    reply, asked, killed = HelperProcess._reply, itertools.count(), []
+
+    def killing(process: HelperProcess, question: bytes) -> bytes:
+        if next(asked) % 16 == 3 and process.pid is not None:
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+        return reply(process, question)
+
+    monkeypatch.setattr(HelperProcess, "_reply", killing)
+    elsewhere = replace(config.run, dir=str(tmp_path))
+    config = replace(config, plan=APART, run=elsewhere, cluster=replace(config.cluster, num_devices=2))
+    assert train(config)["weights_sha256"] == weights
+    assert len(set(killed)) > 3
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.plan import meta_language_models
+from experiments.plan import meta_models
 from rlinf_embodied.compose import CONFIG_DIR
 from rlinf_embodied.config import LoraSettings, MemoryConfig, Precision
 from rlinf_embodied.planning.profile import load_profile
@@ -55,6 +55,6 @@ def test_the_table_adds_what_a_profile_measured_and_says_what_lacks(size: ModelS
 
 def test_a_pass_of_qwen_1_5b_over_16k_tokens_takes_at_most_12_gb_with_its_gradients() -> None:
     config = CONFIG_DIR / "models" / "qwen2_5_1_5b.json"
-    policy = meta_language_models(config, MemoryConfig(precision=Precision.float32, lora=LoraSettings(rank=0)))["full"]
+    policy = meta_models(config, MemoryConfig(precision=Precision.float32, lora=LoraSettings(rank=0)))["full"]
     gradients = 4 * sum(p.numel() for p in policy.parameters())
     assert 6.1e9 < gradients < pass_bytes(policy, 16384) <= 12e9

@@ -57,7 +57,6 @@ def trained(name: str, seed: int, folder: Path, points: int, overrides: Sequence
 
 
 def score_of(run: Run) -> str:
-    """Returns what the task is about."""
     return "success_once" if "success_once" in run.before else "return"
 
 

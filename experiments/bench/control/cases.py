@@ -107,7 +107,6 @@ CASES: dict[str, Case] = {
 
 
 def place_of(folder: Path, name: str, seed: int) -> Path:
-    """Returns where below `folder` a case is trained."""
     return folder / name / f"seed_{seed}"
 
 

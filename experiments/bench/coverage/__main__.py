@@ -9,17 +9,16 @@ results come.  Each task has a separate process, for `limit_s` seconds at most; 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
-from experiments.bench.harness import Child, last_lines, names_of
+from experiments.bench.harness import names_of
 from rlinf_embodied.command_line import main
 
-WORKER = ("-m", "experiments.bench.coverage.runs")
 COVERED = Path(__file__).resolve().parents[3] / "envs/batched/covered.json"
 
 
@@ -61,15 +60,17 @@ def run_worker(task: str, limit_s: float) -> tuple[dict[str, dict[str, str]], st
     Returns:
         what differs by robot and control mode, and what became of the process: "" if it ended by itself.
     """
+    from experiments.bench.coverage.runs import write_differences
+
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "found.jsonl"
-        child = Child(task, [*WORKER, f"task={task}", f"into={into}"], Path(folder) / "log")
-        try:
-            code = child.process.wait(limit_s)
-            fate = f"the process ended with {code}: {last_lines(child.log, 1)}"[:300] if code else ""
-        except subprocess.TimeoutExpired:
-            child.process.kill()
-            child.process.wait()
+        process = get_context("spawn").Process(target=write_differences, args=(task, into))
+        process.start()
+        process.join(limit_s)
+        fate = f"the process ended with {process.exitcode}" if process.exitcode else ""
+        if process.is_alive():
+            process.kill()
+            process.join()
             fate = f"the process had not ended after {limit_s} s"
         found: dict[str, dict[str, str]] = {}
         for line in map(json.loads, into.read_text().splitlines() if into.exists() else ()):

@@ -1,7 +1,4 @@
-"""The comparisons behind the coverage table: one task, all its robots and control modes.
-
-python -m experiments.bench.coverage.runs task=PickCube-v1 into=<file>.jsonl
-"""
+"""The comparisons behind the coverage table: one task, all its robots and control modes."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 # ManiSkill annotates agents, robots and the physics system as their bases.
@@ -15,7 +12,6 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import mani_skill
@@ -27,7 +23,6 @@ from envs.maniskill_rows import reward_mode
 from envs.stock import BUILD_ERRORS, build_task, check_assets, check_name, check_renderer, no_questions, task_actions
 from envs.tasks import TaskView, expert_of
 from experiments.bench.coverage.comparison import Pair, compare_episodes, wild_actions
-from rlinf_embodied.compose import compose
 
 WHOLE_STEPS = 100  # of the first episode with a robot's default control mode, or the task's horizon if that is shorter
 OTHER_STEPS = 24  # with other control modes
@@ -44,14 +39,6 @@ def chosen_tasks(names: Sequence[str]) -> list[str]:
     for name in names:
         check_name("tasks", name, REGISTERED_ENVS)
     return list(names) or sorted(REGISTERED_ENVS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The arguments."""
-
-    task: str = ""
-    into: str = ""  # a JSON line per result
 
 
 class Comparison:
@@ -154,14 +141,9 @@ def compare_task(task: str) -> Iterator[dict]:
                     yield {"robots": names, "modes": modes, "reason": difference}
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Compares one task; what is found is written as it comes."""
-    own = compose(Options, arguments)
-    with Path(own.into).open("w") as stream:
-        for line in compare_task(own.task):
+def write_differences(task: str, into: Path) -> None:
+    """Compares one task; writes a line of JSON per result as it comes."""
+    with into.open("w") as stream:
+        for line in compare_task(task):
             stream.write(json.dumps(line) + "\n")
             stream.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -53,7 +53,6 @@ class Measured:
     start_s: float  # wall, until all workers and stages are up
 
     def row(self) -> tuple[str, ...]:
-        """Returns its cells of the table."""
         seconds = self.driver_s
         share, per_call = 100 * seconds.median / ITERATION_S, 1e6 * seconds.median / self.calls
         return (
@@ -89,12 +88,10 @@ class CountingSession(RaySession):
         return super().submit(calls, collective)
 
     def look(self) -> None:
-        """Asks all workers what they do."""
         self._health.check()
 
 
 def measure_one(workers: int, own: Options) -> Measured:
-    """Measures the driver of so many workers."""
     session, start = CountingSession(first_progress_s=START_S), time.perf_counter()
     session.relays = own.relays
     try:
@@ -119,7 +116,6 @@ def measure_one(workers: int, own: Options) -> Measured:
 
 
 def measure(run: Run[Options]) -> Report:
-    """Measures one number of workers after the other."""
     try:
         numbers = [int(text) for text in run.options.workers.split(",")]
     except ValueError:
@@ -131,7 +127,7 @@ def measure(run: Run[Options]) -> Report:
         found.append(measure_one(number, run.options))
         print("  ".join(found[-1].row()), flush=True)
     table = Table(HEADER, [one.row() for one in found])
-    return Report(content={"driver": [asdict(one) for one in found]}, text=str(table), markdown=table.markdown())
+    return Report(content={"driver": [asdict(one) for one in found]}, text=str(table))
 
 
 BENCHMARK = Benchmark("driver", Options, measure)

@@ -8,14 +8,11 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 class Nothing:
     """Answers every call at once; its data are references to nothing."""
 
-    def __init__(self, config: object) -> None:
-        """Takes nothing."""
+    def __init__(self, config: object) -> None: ...
 
-    def setup(self, context: StageContext) -> None:
-        """Does nothing."""
+    def setup(self, context: StageContext) -> None: ...
 
     def open(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
-        """Shows hardly anything."""
         return Output(dict.fromkeys(inputs, 0))
 
     close = run = open

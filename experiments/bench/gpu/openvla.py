@@ -53,11 +53,6 @@ class Work:
     repeat: int = 5
 
 
-def tokens_read(network: OpenVLA, work: Work) -> int:
-    """Returns patches, prompt tokens and action tokens of a row, without the last one, which is not read again."""
-    return network.vision_backbone.num_patches + work.prompt_tokens + work.action_dim - 1
-
-
 def published() -> Work:
     """Returns work with the published network of seven billion parameters."""
     return Work(config=config_of(read_json(CONFIG_DIR / "models" / "openvla_7b.json", WHOLE)))
@@ -131,7 +126,6 @@ def rates(what: str, number: float, flops: float, seconds: float, place: str) ->
 
 
 def inputs(work: Work, rows: int, place: str) -> tuple[TokenRows, Tensor]:
-    """Returns prompts and pixel values of rows."""
     ids, side = torch.ones(rows, work.prompt_tokens, dtype=torch.int64, device=place), work.config.image_size
     pixels = torch.zeros(rows, CHANNELS_PER_IMAGE, side, side, device=place)
     return TokenRows(ids, torch.ones_like(ids, dtype=torch.bool)), pixels
@@ -187,5 +181,6 @@ def training(work: Work, place: str) -> dict[str, object]:
         optimizer.step()
 
     seconds = seconds_per_call(step, place, work.repeat)
-    frozen, adapters = forward_flops(network, tokens_read(network, work), work.action_dim)
+    read = network.vision_backbone.num_patches + work.prompt_tokens + work.action_dim - 1  # the last one is not
+    frozen, adapters = forward_flops(network, read, work.action_dim)
     return {"rows": rows, **rates("samples", rows, rows * (2 * frozen + 3 * adapters), seconds, place)}

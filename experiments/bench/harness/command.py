@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
-from experiments.bench.harness.processes import ONE_THREAD
 from experiments.bench.harness.report import Report, machine, write_results
 from rlinf_embodied import command_line
 from rlinf_embodied.compose import compose, split
@@ -17,6 +16,7 @@ from rlinf_embodied.errors import WorkerError
 
 _Options = TypeVar("_Options")
 _Case = TypeVar("_Case")
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
 PRIVATE = "folder="  # where a run's own files lie says nothing about its numbers
 
 

@@ -13,7 +13,6 @@ from rlinf_embodied.errors import ConfigError, WorkerError
 from rlinf_embodied.telemetry.run_reader import Run, read_run
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
 
 
 class Child:
@@ -46,7 +45,8 @@ class Child:
         _, status, usage = os.wait4(self.process.pid, 0)
         self.process.returncode = code = os.waitstatus_to_exitcode(status)
         if code:
-            raise WorkerError(f"{self.name} ended with exit code {code}, see {self.log}:\n{last_lines(self.log)}")
+            said = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+            raise WorkerError("\n".join([f"{self.name} ended with exit code {code}, see {self.log}:", *said]))
         return usage.ru_utime + usage.ru_stime
 
     def stop(self) -> None:
@@ -70,8 +70,3 @@ def trained_run(name: str, folder: Path, words: Sequence[str]) -> Run:
     if run.manifest["command"][1:] != list(words):
         raise ConfigError(f"{folder} holds a training with other settings: use another folder=, or remove it")
     return run
-
-
-def last_lines(log: Path, count: int = 5) -> str:
-    """Returns the end of a log."""
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-count:])

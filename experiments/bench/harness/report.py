@@ -1,4 +1,4 @@
-"""The results of a benchmark: tables and the machine, as JSON and Markdown."""
+"""The results of a benchmark: tables, and the machine, as JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
 
 from experiments.bench.harness.statistics import Goal
 from rlinf_embodied.cluster.hardware import gpus, num_cores, processor
 from rlinf_embodied.telemetry.run_folder import git_revision, library_versions
-from rlinf_embodied.telemetry.tables import markdown_table, text_table
+from rlinf_embodied.telemetry.tables import text_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +24,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def __str__(self) -> str:
-        """Returns aligned columns."""
         return text_table([dict(zip(self.header, row, strict=True)) for row in self.rows])
-
-    def markdown(self) -> str:
-        """Returns the table in Markdown."""
-        return markdown_table(self.header, self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,23 +33,14 @@ class Report:
 
     content: Mapping[str, object]  # of the JSON, in addition to the head of the run
     text: str = ""  # printed at the end
-    markdown: str = ""  # of the page next to the JSON; "": no page
-    draw: Callable[[Path], None] | None = None  # of the picture next to them
+    draw: Callable[[Path], None] | None = None  # of the picture next to the JSON
     exit_code: int = 0
 
     def write(self, out: str, known: Mapping[str, object]) -> None:
         """Writes the files named after `out`, unless it is empty."""
         write_results(out, {**known, **self.content})
-        if out and self.markdown:
-            Path(out).with_suffix(".md").write_text(self._page(known) + "\n", encoding="utf-8")
         if out and self.draw is not None:
             self.draw(Path(out).with_suffix(".png"))
-
-    def _page(self, known: Mapping[str, object]) -> str:
-        """Returns the page; its title is the command if it has none."""
-        if self.markdown.startswith("# "):
-            return self.markdown
-        return f"# {known['benchmark']}\n\n{command_text(known)}\n\n{self.markdown}"
 
 
 def machine() -> dict[str, object]:
@@ -88,9 +73,3 @@ def _plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def command_text(run: Mapping[str, Any]) -> str:
-    """Returns the command of a run, in Markdown."""
-    command = f"python -m experiments.bench.{run['benchmark']}"
-    return f"`{' '.join([command, *run['arguments']])}`"

@@ -64,7 +64,6 @@ class Goal:
 
     @property
     def reached(self) -> bool:
-        """Whether the median is there."""
         return self.ratio.median >= self.goal
 
     def __str__(self) -> str:

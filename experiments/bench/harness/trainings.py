@@ -27,7 +27,6 @@ COLLOCATED = [{"items": ["env+policy on all", "actor on all"]}]
 
 
 def job_of(config: TrainConfig | MathConfig) -> Job:
-    """Returns what the trainer runs for a config."""
     return ReasoningJob(config) if isinstance(config, MathConfig) else EmbodiedJob(config)
 
 
@@ -42,7 +41,6 @@ def starting_folder(config: TrainConfig | MathConfig, in_process: bool = False) 
 
 
 def one_device(kind: str = "cpu") -> Cluster:
-    """Returns a cluster of one device."""
     return Cluster("bench", kind, 1, 1, 0)
 
 

@@ -1,16 +1,13 @@
 """TRL's GRPOTrainer on the work: same model, prompts, verifier, batch, learning rate and objective.
 
-python -m experiments.bench.llm.trl_peer out=<folder> [start=runs/bench_llm/start] [steps=20] [...]
-
-Writes steps.jsonl and model/ to `out`.  Needs the extra `peers`; generation is transformers' (no vLLM on CPUs).
-Each step is one batch of prompts x group completions and one optimizer step.
+Needs the extra `peers`; generation is transformers' (no vLLM on CPUs).  Each step is one batch of
+prompts x group completions and one optimizer step.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from experiments.bench.llm.work import FORM, ArmSettings, StepLog, step_problems
+from experiments.bench.llm.work import FORM, Step, Work, step_problems
 from policies.language_folder import read_tokenizer
-from rlinf_embodied.compose import compose
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.reward_stage import Verifier
 
@@ -41,7 +37,7 @@ def require_trl() -> None:
         raise ConfigError("TRL is not installed: pip install -c constraints.txt -e '.[peers]'")
 
 
-def config(own: ArmSettings) -> GRPOConfig:
+def config(own: Work, out: Path) -> GRPOConfig:
     """Returns TRL's settings of this work.
 
     They are the fastest that were found, in processor seconds of a step with one thread (256 completions, mostly 10 or
@@ -50,7 +46,7 @@ def config(own: ArmSettings) -> GRPOConfig:
     from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
 
     return GRPOConfig(
-        output_dir=str(Path(own.out) / "trl"),
+        output_dir=str(out / "trl"),
         use_cpu=True,
         bf16=False,  # TRL's default, True, takes 70 % more on a CPU, and computes other numbers
         seed=own.seed,
@@ -82,7 +78,7 @@ def config(own: ArmSettings) -> GRPOConfig:
     )
 
 
-def make_trainer(own: ArmSettings, heard: Callable[[int], None]) -> GRPOTrainer:
+def make_trainer(own: Work, out: Path, heard: Callable[[int], None]) -> GRPOTrainer:
     """Returns a trainer on this work; `heard` is called with the tokens of each call of the verifier."""
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
@@ -108,30 +104,24 @@ def make_trainer(own: ArmSettings, heard: Callable[[int], None]) -> GRPOTrainer:
         model=model,
         processing_class=tokenizer,
         reward_funcs=reward,
-        args=config(own),
+        args=config(own, out),
         train_dataset=Dataset.from_list(rows),
     )
 
 
-def train(own: ArmSettings) -> None:
-    """Trains in this process; leaves its step log and the model."""
-    require_trl()
+def train(own: Work, out: Path) -> list[Step]:
+    """Trains in this process, and saves the model in out/model."""
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     torch.set_num_threads(1)
-    out = Path(own.out)
-    log = StepLog(out)
-    tokens: list[int] = []  # since the last step ended
+    steps, tokens = list[Step](), list[int]()  # tokens since the last step ended
 
     class StepEnds(TrainerCallback):
         def on_step_end(self, *_: object, **__: object) -> None:
-            log.write(sum(tokens))
+            steps.append(Step(sum(tokens)))
             tokens.clear()
 
-    trainer = make_trainer(own, tokens.append)
+    trainer = make_trainer(own, out, tokens.append)
     trainer.add_callback(StepEnds())
     trainer.train()
     trainer.save_model(str(out / "model"))
-
-
-if __name__ == "__main__":
-    train(compose(ArmSettings, sys.argv[1:]))
+    return steps

@@ -6,14 +6,12 @@ with this tokenizer nothing is excluded on either side, and both sample from the
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
 
 import torch
 
@@ -51,23 +49,7 @@ class Work:
     lr: float = 1e-4
     clip: float = 0.2
     max_grad_norm: float = 1.0
-
-    def arguments(self) -> list[str]:
-        """Returns the `key=value` arguments that make an equal object."""
-        return [f"{field.name}={getattr(self, field.name)}" for field in fields(Work)]
-
-    @classmethod
-    def of(cls, work: Work, **own: object) -> Self:
-        """Returns settings of this work with further values."""
-        return cls(**{field.name: getattr(work, field.name) for field in fields(Work)}, **own)  # pyright: ignore[reportArgumentType]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmSettings(Work):
-    """The arguments of an arm."""
-
-    steps: int = 20
-    out: str = ""
+    steps: int = 40
 
 
 def step_problems(work: Work, step: int) -> list[Problem]:
@@ -84,7 +66,6 @@ def make_start(work: Work, steps: int = 1600, examples: int = 20_000) -> None:
     folder = Path(work.start)
     if (folder / "config.json").is_file():
         return
-    torch.set_num_threads(1)
     shaped = CausalLM.tiny(TinyLMConfig(), seed=work.seed)
     shaped.tokenizer.pad_token = EOS
     shaped.model.config.pad_token_id = shaped.tokenizer.eos_token_id
@@ -130,7 +111,6 @@ def scored(policy: CausalLM, verifier: Verifier, groups: Sequence[Group], proble
 
 def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
     """Returns the share of `count` test problems that the model in a folder solves greedily."""
-    torch.set_num_threads(1)
     policy = CausalLM.load(folder)
     problems = GeneratedProblems(work.level, work.data_seed).batch(Split.test, 0, count)
     groups = generated(policy, problems, replace(work, group=1, temperature=0.0), 256, 0)
@@ -141,26 +121,7 @@ def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
 # --------------------------------------------------------------------------------------------------- what an arm leaves
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What was done in one step."""
+    """A step that has just ended."""
 
-    at: float  # seconds on a clock of this machine, at the end of the step
     tokens: int  # generated
-
-
-def read_steps(folder: Path) -> list[Step]:
-    """Returns the steps that an arm left."""
-    lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
-    return [Step(**json.loads(line)) for line in lines]
-
-
-class StepLog:
-    """Writes one line per step into <folder>/steps.jsonl: end of the step, tokens."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / "steps.jsonl").open("w", encoding="utf-8")
-
-    def write(self, tokens: int) -> None:
-        """Adds a step that ends now."""
-        self._file.write(json.dumps({"at": time.perf_counter(), "tokens": tokens}) + "\n")
-        self._file.flush()
+    at: float = field(default_factory=time.perf_counter)  # seconds on a clock of this machine

@@ -156,7 +156,6 @@ def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Out
 
 
 def measure(run: Run[Options]) -> Report:
-    """Runs every seed."""
     own = run.options
     require_one_of(own, "", "recipe", *RECIPES, *TAUGHT)
 
@@ -164,8 +163,7 @@ def measure(run: Run[Options]) -> Report:
         return {"outcomes": [asdict(outcome) for outcome in outcomes]}
 
     outcomes = run_all(own, run.overrides, lambda done: run.keep(content(in_order(done))))
-    found = content(outcomes)
-    return Report(content=found, text=page({**run.known, **found}))
+    return Report(content=content(outcomes), text=page(outcomes))
 
 
 BENCHMARK = Benchmark("recipe", Options, measure, takes_overrides=True, one_thread=False)

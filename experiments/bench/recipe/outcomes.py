@@ -6,13 +6,14 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from experiments.bench.harness import Table, command_text
 from rlinf_embodied.telemetry.metrics import Rate, percent
+from rlinf_embodied.telemetry.tables import markdown_table
 
 HEADER = ["seed", "once before", "once after", "at_end before", "at_end after", "env steps", "warm start", "RL", "all"]
 KEYS = ("success_once", "success_at_end")
@@ -55,12 +56,10 @@ def outcome_of(folder: Path, seed: int, core_min: float) -> Outcome:
 
 
 def in_order(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Returns the outcomes by number of demonstrations and seed."""
     return sorted(outcomes, key=lambda outcome: (outcome.num_demos, outcome.seed))
 
 
 def cells(outcome: Outcome) -> list[str]:
-    """Returns a row of the table."""
     both = (outcome.before, outcome.after)
     shown = [percent(summary, key) for key in KEYS for summary in both]
     minutes = [f"{value:.1f} min" for value in (outcome.warm_start_min, outcome.rl_min)]
@@ -86,25 +85,11 @@ def overview(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return [*rows, ["all episodes", *together, f"{sum(o.env_steps for o in outcomes):,}", "", "", ""]]
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """Returns the results of an out=<file> as Markdown."""
-    where, outcomes = found["machine"], [Outcome(**row) for row in found["outcomes"]]
-    lines = [
-        f"{where['processor']}, {where['cores']} cores, {where['date'][:10]}; greedy, held-out initial states, 95 % "
-        "Wilson intervals.",
-        "",
-        *(line for part in by_demos(outcomes).values() for line in _section(part)),
-        command_text(found),
-    ]
-    return "\n".join(lines)
-
-
-def by_demos(outcomes: Sequence[Outcome]) -> dict[int, list[Outcome]]:
-    """Returns the outcomes by their number of demonstrations, ascending."""
-    numbers = sorted({outcome.num_demos for outcome in outcomes})
-    return {number: [o for o in outcomes if o.num_demos == number] for number in numbers}
-
-
-def _section(outcomes: Sequence[Outcome]) -> list[str]:
-    rows = [*(cells(o) for o in outcomes), *overview(outcomes)]
-    return [f"{outcomes[0].num_demos} demonstrations:", "", Table(HEADER, rows).markdown(), ""]
+def page(outcomes: Sequence[Outcome]) -> str:
+    """Returns tables in Markdown, one for each number of demonstrations; 95 % Wilson intervals."""
+    parts = []
+    for number, group in groupby(outcomes, lambda outcome: outcome.num_demos):
+        part = list(group)
+        rows = [*(cells(outcome) for outcome in part), *overview(part)]
+        parts.append(f"{number} demonstrations:\n\n{markdown_table(HEADER, rows)}")
+    return "\n\n".join(parts)

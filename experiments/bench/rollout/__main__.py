@@ -77,7 +77,6 @@ class RayWorkers:
 
 
 def measure(run: Run[Options]) -> Report:
-    """Lets every piece take its turn in each round."""
     own = run.options
     config = compose_train(run.overrides)
     folder = starting_folder(config)
@@ -106,7 +105,6 @@ def measure(run: Run[Options]) -> Report:
 
 
 def goals(timings: Rounds) -> list[Goal]:
-    """Returns what the speed of the rollout should reach, and whether it does."""
     speed = {name: [timing.rate for timing in several] for name, several in timings.items()}
     return [
         Goal("(b) / (a), per core", ratios(speed["env"], speed["stock"]), 20.0, floor=8.0),
@@ -115,7 +113,6 @@ def goals(timings: Rounds) -> list[Goal]:
 
 
 def report(timings: Rounds) -> Report:
-    """Returns speeds, parts of an env step and goals."""
     speed = {name: Spread.of(timing.rate for timing in several) for name, several in timings.items()}
     timed = timings["rollout"]
     parts = {part: Spread.of(1e3 * t.parts[part] / t.count for t in timed) for part in timed[0].parts}

@@ -58,7 +58,6 @@ class IdleActor(PolicyLearner):
     """Learns nothing, so that every rollout is the same."""
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Takes its inputs."""
         return Output(dict.fromkeys(inputs))
 
 
@@ -151,7 +150,6 @@ def build(*arguments: object) -> None:
 
 
 def timed(piece: str) -> Timing:
-    """Measures one of this process's pieces."""
     return getattr(_OF_THIS_PROCESS[0], piece)()
 
 

@@ -74,7 +74,7 @@ def test_wrong_input_ends_with_two_and_what_is_found_is_printed_and_written(tmp_
 
     def measure(run: Run[Options]) -> Report:
         assert run.overrides == []
-        return Report(content={"found": run.options.rounds}, text="seven", markdown="# Seven", exit_code=3)
+        return Report(content={"found": run.options.rounds}, text="seven", exit_code=3)
 
     benchmark = Benchmark("seven", Options, measure)
     assert exit_code(benchmark, "rounds=7", f"out={tmp_path / 'r'}", "folder=x") == 2
@@ -84,9 +84,6 @@ def test_wrong_input_ends_with_two_and_what_is_found_is_printed_and_written(tmp_
     written = json.loads((tmp_path / "r.json").read_text())
     assert (written["benchmark"], written["arguments"][0], written["found"]) == ("seven", "rounds=7", 7)
     assert written["machine"]["cores"] > 0
-    assert (tmp_path / "r.md").read_text() == "# Seven\n"
-    Report(content={}, markdown="| 7 |").write(str(tmp_path / "r"), {"benchmark": "seven", "arguments": ["rounds=7"]})
-    assert (tmp_path / "r.md").read_text() == "# seven\n\n`python -m experiments.bench.seven rounds=7`\n\n| 7 |\n"
 
 
 def test_arms_take_turns_and_every_other_round_goes_backwards(capsys):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY
 
 from experiments.bench.llm import __main__ as bench_llm
 from experiments.bench.llm import bare, ours
@@ -30,12 +28,6 @@ def work(tmp_path_factory):
     return made
 
 
-def run(module: str, *arguments: str) -> None:
-    command = [sys.executable, "-m", f"experiments.bench.llm.{module}", *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 # ------------------------------------------------------------------------------------------------------------- the work
 def test_the_start_pads_with_its_end_token_and_solves_some_problems(work):
     policy = CausalLM.load(Path(work.start))
@@ -46,12 +38,11 @@ def test_the_start_pads_with_its_end_token_and_solves_some_problems(work):
 # ------------------------------------------------------------------------------------------------ no-framework baseline
 def test_our_trainer_does_the_very_work_of_the_bare_cost(work, tmp_path):
     """Same prompts, same completions, same steps: what it costs more is what there is around them."""
-    for arm in (bare, ours):
-        settings = bare.Settings if arm is bare else llm_work.ArmSettings
-        arm.train(settings.of(work, steps=3, out=str(tmp_path / arm.__name__)))
-    folders = [tmp_path / arm.__name__ for arm in (bare, ours)]
-    made, expected = ([step.tokens for step in llm_work.read_steps(folder)] for folder in folders[::-1])
+    folders = [tmp_path / "bare", tmp_path / "ours"]
+    runs = [arm.train(replace(work, steps=3), folder) for arm, folder in zip((bare, ours), folders, strict=True)]
+    made, expected = ([step.tokens for step in steps] for steps in runs)
     assert made == expected
+    assert len(made) == 3
     models = [CausalLM.load(folder / "model") for folder in folders]
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5)  # Adam moves by up to 3e-4
@@ -60,8 +51,7 @@ def test_our_trainer_does_the_very_work_of_the_bare_cost(work, tmp_path):
 # ------------------------------------------------------------------------------------------------------------------ TRL
 @needs_trl
 def test_trl_trains_on_the_prompts_of_each_step(work, tmp_path):
-    run("trl_peer", *work.arguments(), "steps=2", f"out={tmp_path}")
-    steps = llm_work.read_steps(tmp_path)
+    steps = bench_llm.run_arm("trl_1", replace(work, steps=2), tmp_path)
     assert len(steps) == 2
     assert all(4 * 4 <= step.tokens <= 4 * 4 * 8 for step in steps)
     CausalLM.load(tmp_path / "model")
@@ -69,7 +59,7 @@ def test_trl_trains_on_the_prompts_of_each_step(work, tmp_path):
 
 # ---------------------------------------------------------------------------------------------------------- the numbers
 def steps_of(seconds: float, tokens: int, count: int = 4):
-    return [llm_work.Step(i * seconds, tokens) for i in range(1, count + 1)]
+    return [llm_work.Step(tokens, i * seconds) for i in range(1, count + 1)]
 
 
 def test_speed_is_counted_from_the_end_of_the_skipped_steps():

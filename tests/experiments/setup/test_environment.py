@@ -203,7 +203,7 @@ def test_what_is_missing_alone_is_installed(monkeypatch):
     installed = []
     monkeypatch.setattr(rendering, "probe_rendering", lambda picture=False: ("gpu", ""))
     monkeypatch.setattr(rendering, "has_opengl", lambda: False)
-    monkeypatch.setattr(rendering, "install", lambda _, packages, dry: not installed.extend(packages))
+    monkeypatch.setattr(rendering, "install", lambda _, packages: not installed.extend(packages))
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert rendering.make_render(rendering.Options()) == 0
     assert installed == ["libegl1"]

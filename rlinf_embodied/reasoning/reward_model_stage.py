@@ -1,0 +1,51 @@
+"""A frozen reward model as a stage: what it says of each completion goes to the stage `reward`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from rlinf_embodied.interfaces.language import RewardModel
+from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
+from rlinf_embodied.plug_ins import load_target
+from rlinf_embodied.reasoning.batch import Completions, Sequences, dynamic_batches
+from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.telemetry.progress import report_progress
+
+
+class RewardModelStage(WeightsUser[RewardModel]):
+    """Reads the last row of each sample: a completion with its prompt, or an episode with what a tool said."""
+
+    _user = "reward model"
+
+    def __init__(self, made: StageConfig) -> None:
+        self._config, self._folder = made.config, Path(made.folder)
+
+    def setup(self, context: StageContext) -> None:
+        kind = cast(type[RewardModel], load_target(self._config.reward.model_target))
+        self._shared = SharedPolicy(kind.load(self._folder), device=context.device)
+        self._shared.enter(self._user)
+        self._device = context.device
+
+    @torch.no_grad()
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
+        """Returns the scores of each block, float32 [K x G]."""
+        return Output({block: self._scores(cast(Completions, made)) for block, (made,) in inputs.items()})
+
+    def _scores(self, completions: Completions) -> Tensor:
+        model, budget = self._shared.policy, self._config.algorithm.tokens_per_microbatch
+        rows = Sequences.of(completions.groups).select(completions.last_rows())
+        scores = torch.zeros(len(rows))
+        # transformers finds the end of a row by its padding, without which it reads one row at a time
+        batches = (
+            [[row] for row in range(len(rows))] if model.pad_id is None else dynamic_batches(rows.lengths(), budget)
+        )
+        for part in batches:
+            scores[part] = model.scores(rows.batch(part, model.pad_id or 0).to(self._device)).cpu()
+            report_progress()
+        return scores
