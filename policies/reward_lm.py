@@ -38,10 +38,7 @@ class RewardLM:
         labels = AutoConfig.from_pretrained(folder, local_files_only=True).num_labels
         rule, action = f"its config has {labels} labels, and a score is one", "give a model with num_labels=1"
         require(labels == 1, "reward.model", given, rule, action)
-        rule, action = (
-            "its tokens are not the policy's, which it reads",
-            "give one that was trained from the same model",
-        )
+        rule, action = "its tokens are not the policy's, which it reads", "give one trained from the same model"
         require(tokenizer.get_vocab() == codec.tokenizer.get_vocab(), "reward.model", given, rule, action)
         rule = f"its context holds {context} tokens, and prompts with completions have up to {longest}"
         fits = context is None or longest <= context

@@ -22,12 +22,8 @@ _OURS = tuple(_ROOT / name for name in ("rlinf_embodied", "envs", "policies", "e
 _EXAMPLES = _ROOT / "experiments/examples"  # they are what a user would write
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _SHOWN = 5  # frames
-_NAMES_CODE = (
-    "_target_",
-    "critic_target",
-    "model_target",
-    "adapter",
-)  # keys whose values are dotted paths (env.options.adapter)
+# keys whose values are dotted paths (env.options.adapter)
+_NAMES_CODE = ("_target_", "critic_target", "model_target", "adapter")
 
 
 def load_target(target: str) -> Callable[..., object]:

@@ -125,9 +125,7 @@ class RewardConfig:
     """What a completion earns: 1 for a right answer, or the value of a custom function."""
 
     _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 and more count as right
-    model: str | None = (
-        None  # folder of a frozen reward model, whose score is the reward in the place of a right answer
-    )
+    model: str | None = None  # folder of a frozen reward model: its score, instead of 1 for a right answer
     model_target: str = "policies.reward_lm.RewardLM"  # what reads it
     weights: dict[str, float] = field(default_factory=dict)  # it returns a dict of rewards by name; theirs in the sum
     batch_size: int = 0  # it takes and returns lists, of at most this length; 0: it takes one completion

@@ -39,12 +39,8 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
     """Returns the graph; the divergence is measured from `reference_folder` ("": from what the policy starts from)."""
     algorithm, ppo = config.rl, config.rl.name is ReasoningName.ppo
     episodic = config.has_loop
-    stages = (
-        "episodes" if episodic else "prompts",
-        *actor_inputs(algorithm),
-        "actor",
-        *["reward_model"] * bool(config.reward.model),
-    )
+    scored = ["reward_model"] if config.reward.model else []
+    stages = ("episodes" if episodic else "prompts", *actor_inputs(algorithm), "actor", *scored)
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
     configs["reward_model"] = StageConfig(config, str(Path(config.reward.model or "").expanduser().resolve()))
     adapted = config.policy.lora.rank > 0
