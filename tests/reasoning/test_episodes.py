@@ -20,7 +20,7 @@ from stopped_runs import interrupt_in, same_end
 from policies.causal_lm import CausalLM
 from policies.text_codec import TextCodec
 from rlinf_embodied.compose.commands import compose_answers
-from rlinf_embodied.config import MathConfig, PlanConfig, TinyLMConfig
+from rlinf_embodied.config import ClusterConfig, MathConfig, PlanConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, Sequences, all_log_probs
 from rlinf_embodied.reasoning.calculator import calculate
@@ -31,6 +31,7 @@ from rlinf_embodied.reasoning.fine_tuning import with_calls
 from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.helper_process import HelperProcess
 from rlinf_embodied.reasoning.tool_calls import ToolCalls
+from rlinf_embodied.tools.chaos import Chaos, Fault, disturbed
 
 TOOL = ["tool._target_=rlinf_embodied.reasoning.calculator.calculate", "warm_start.tool_share=0.5"]
 APART = PlanConfig(name="apart", variants=[{"items": ["episodes on 0 | generation on 1", "reward+actor on all"]}])
@@ -240,6 +241,21 @@ def test_killed_processes_of_a_tool_do_not_change_the_weights(undisturbed, monke
     config = replace(config, plan=APART, run=elsewhere, cluster=replace(config.cluster, num_devices=2))
     assert train(config)["weights_sha256"] == weights
     assert len(set(killed)) > 3
+
+
+KILLED = ["tool", "generation", "tool", "episodes", "tool"]  # an iteration each; a stage: its worker
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("plan", "killed"), [(PlanConfig(), ["tool"] * 3), (APART, KILLED)], ids=["auto", "apart"])
+def test_killed_processes_of_a_tool_and_engines_do_not_change_the_weights(undisturbed, tmp_path, plan, killed) -> None:
+    config, weights = undisturbed
+    config = replace(
+        config, plan=plan, run=replace(config.run, dir=str(tmp_path)), cluster=ClusterConfig(num_devices=2)
+    )
+    chaos = Chaos([Fault(where, "SIGKILL", 0.2 + 0.2 * number, 0.1) for number, where in enumerate(killed)])
+    assert disturbed(config, chaos) == weights
+    assert chaos.come == chaos.faults
 
 
 @pytest.mark.parametrize(
