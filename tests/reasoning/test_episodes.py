@@ -253,7 +253,7 @@ def test_killed_processes_of_a_tool_and_engines_do_not_change_the_weights(undist
     config = replace(
         config, plan=plan, run=replace(config.run, dir=str(tmp_path)), cluster=ClusterConfig(num_devices=2)
     )
-    chaos = Chaos([Fault(where, "SIGKILL", 0.2 + 0.2 * number, 0.1) for number, where in enumerate(killed)])
+    chaos = Chaos([Fault(where, "SIGKILL", 0.2 * number, 0.1) for number, where in enumerate(killed)])
     assert disturbed(config, chaos) == weights
     assert chaos.come == chaos.faults
 
