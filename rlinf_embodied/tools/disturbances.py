@@ -68,7 +68,8 @@ class ChaosSession(RaySession):
         worker, call, payloads = calls[chosen]
         if fault.kind == "exception":
             self._chaos.happens(fault, self.attempt, f"worker {worker}, {call}")
-            wrong = replace(call, method=f"fault_{len(self._chaos.come)}")  # no stage has it
+            unknown = f"fault_{len(self._chaos.come)}"  # to the worker; the call keeps its number of results
+            wrong = replace(call, method=unknown) if len(call.makers) == 1 else replace(call, partner=unknown)
             calls = [*calls[:chosen], (worker, wrong, payloads), *calls[chosen + 1 :]]
         else:
             self._strike(fault, [worker], str(call))

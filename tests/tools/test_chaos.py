@@ -61,6 +61,7 @@ def test_wrong_input_is_one_line_and_exit_code_two(monkeypatch, capsys, tmp_path
         ("embodied", [("rollout", "SIGKILL"), ("update", "exception")]),
         pytest.param("embodied", [("update", "SIGKILL"), ("rollout", "SIGSTOP")], marks=pytest.mark.slow),
         pytest.param("reasoning", [("transfer", "SIGKILL"), ("checkpoint", "exception")], marks=pytest.mark.slow),
+        pytest.param("episodes", [("rollout", "exception"), ("tool", "SIGKILL")], marks=pytest.mark.slow),
     ],
 )
 def test_the_weights_of_a_disturbed_run_are_those_of_an_undisturbed_one(tmp_path: Path, workflow, faults) -> None:
@@ -70,7 +71,7 @@ def test_the_weights_of_a_disturbed_run_are_those_of_an_undisturbed_one(tmp_path
     assert disturbed(config.training_in("chaos"), made) == straight
     assert len(made.come) == len(faults)
     lines = (config.folder / "chaos/recoveries.jsonl").read_text().splitlines()
-    assert len(lines) >= len(faults)
+    assert len(lines) >= sum(phase != "tool" for phase, _ in faults)  # whose processes are started again by the tool
     assert {json.loads(line)["error"] for line in lines} <= {"LostWorkerError", "HangError", "WorkerError"}
     assert f"{len(faults)} of {len(faults)} faults came" in report(made, config.folder / "chaos")
 
