@@ -5,9 +5,9 @@ docs/own_policy.md explains it; own_policy.yaml next to it is the section `polic
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,11 +41,11 @@ class OwnPolicy(KeptInFolder, Standardises, ImitationPolicy):
     """Images and proprioception -> the means of a chunk's actions, and the value before each of them."""
 
     options_type = Options
+    module: Any  # whose parts have types of their own
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Draws its weights from the seed, and leaves the global generator as it was."""
-        self.config, self.env = config, env
-        self.options = typed(config.options, Options, "policy.options")
+        self.config, self.env, self.options = config, env, typed(config.options, Options, "policy.options")
         self._normal, width = Gaussian(env.chunk, env.action_dim), self.options.width
         self.spec = PolicySpec(config.name, env.chunk, env.action_dim, self._normal.choices, self._normal.noise)
         self.module, seen = nn.Module(), 2 * width * len(env.cameras)
@@ -127,4 +127,4 @@ class Eye(nn.Module):
 def head(inputs: int, width: int, *outputs: int) -> nn.Sequential:
     """Returns a network from [B, inputs] to [B, *outputs]."""
     layers = [nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, width), nn.GELU()]
-    return nn.Sequential(*layers, nn.Linear(width, math.prod(outputs)), nn.Unflatten(1, outputs))
+    return nn.Sequential(*layers, nn.Linear(width, torch.Size(outputs).numel()), nn.Unflatten(1, outputs))
