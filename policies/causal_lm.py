@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, 
 from transformers.utils import logging as transformers_logging
 
 from policies.adapters import inject_adapters, merged_model, without_adapters, write_adapters
-from policies.checkpoint_folder import seeded
+from policies.checkpoint_folder import dtype_of, seeded
 from policies.decoding import CachedDecoder, has_plain_cache
 from policies.flops import update_flops
 from policies.language_folder import read_model, read_tokenizer, special_tokens
@@ -29,7 +29,7 @@ from rlinf_embodied.algorithms.log_probs import (
     token_log_probs,
     token_log_probs_and_entropy,
 )
-from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
+from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, TinyLMConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
@@ -142,7 +142,7 @@ class CausalLM:
         if folder is None:
             policy = cls.tiny(config, seed, lora, checkpoints=checkpoints, packing=packing)
         else:
-            dtype = torch.bfloat16 if config.precision is Precision.bfloat16 else torch.float32
+            dtype = dtype_of(config.precision)
             policy = cls.load(folder, lora=lora, seed=seed, dtype=dtype, checkpoints=checkpoints, packing=packing)
         policy.codec.set_chat(config.system_prompt, config.chat_template_args)
         return policy
@@ -160,7 +160,7 @@ class CausalLM:
 
     def save_adapters(self, folder: Path, base: str) -> None:
         """Writes adapters as peft does, `base` being the model that they are of; nothing without any."""
-        write_adapters(self.model, folder, base)
+        write_adapters(self.model, folder, base, "CAUSAL_LM")
 
     # ------------------------------------------------------------------------------------------------------------ text
     @property

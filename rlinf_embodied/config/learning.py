@@ -45,7 +45,8 @@ class PolicyConfig:
     options: dict[str, Any] = field(default_factory=dict)  # of the policy's class, for example TinyVLAOptions
 
     def __post_init__(self) -> None:
-        for name in ("normalise_actions", "normalise_state"):  # a file holds the value
+        self.critic = Critic(self.critic)  # of a file, which holds the value
+        for name in ("normalise_actions", "normalise_state"):
             setattr(self, name, None if (mode := getattr(self, name)) is None else NormMode(mode))
         require_numbers(self, "policy", "temperature", low=0, above=True)
         require_numbers(self, "policy", "noise_repeat", high=1)
