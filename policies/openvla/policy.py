@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from policies.adapters import inject_adapters
 from policies.checkpoint_folder import dtype_of, seeded
 from policies.critic import HIDDEN, Standardise, ValueHead
+from policies.language_folder import read_tokenizer
 from policies.openvla.actions import OFT_EPSILON, ActionTokens, range_of
 from policies.openvla.config import Decoding, Gripper, Head, OpenVLAOptions
 from policies.openvla.decoding import TokenDistribution, decode, predicting_states
 from policies.openvla.folder import Checkpoint, read_checkpoint, with_oft, write_checkpoint, write_described
 from policies.openvla.images import read_processor
-from policies.openvla.prompt import OpenVLATokenizer, TokenRows
+from policies.openvla.prompt import TokenRows, prompt_for, rows_of
 from policies.published_folder import OPTIONS, BeginsWithFolder
 from policies.vision import require_one_frame
 from rlinf_embodied.config import Critic
@@ -76,7 +77,7 @@ class OpenVLAPolicy(BeginsWithFolder):
         self._tokens = ActionTokens(checkpoint.config.num_tokens, checkpoint.config.num_bins)
         processor = read_processor(folder, checkpoint.config)
         self._processor = replace(processor, resize=options.resize, crop_area=options.crop_area)
-        self._tokenizer = OpenVLATokenizer(folder, checkpoint.config.pad_token_id)
+        self._tokenizer = read_tokenizer(folder)
         self._prompts: dict[str, TokenRows] = {}
         if options.lora.rank:
             still = [towers] if options.freeze_vision else towers.unread()
@@ -97,10 +98,9 @@ class OpenVLAPolicy(BeginsWithFolder):
     def encode(self, observation: Observation) -> Features:
         """Returns what the network reads, in the size in which it reads it."""
         assert observation.images, "a vision policy was handed an observation without images"
-        device, width = observation.proprio.device, self.options.prompt_length
-        for text in observation.instruction:
-            if text not in self._prompts:
-                self._prompts[text] = self._tokenizer.row(text, width)
+        device, width, pad = observation.proprio.device, self.options.prompt_length, self.checkpoint.config.pad_token_id
+        for text in {*observation.instruction} - self._prompts.keys():
+            self._prompts[text] = rows_of([self._tokenizer(prompt_for(text))["input_ids"]], pad, width)
         prompts = [self._prompts[text] for text in observation.instruction]
         features = {
             "images": torch.stack([self._squared(images) for images in observation.images.values()], 1),
