@@ -172,14 +172,10 @@ class KeptInFolder:
             for column, values in read_json(folder / STATISTICS, _ACTION)[known.task].items():
                 for kind in ("mean", "std"):
                     tensors[f"{column}{_SCALE}.{kind}"] = torch.tensor(values[kind], dtype=torch.float32)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            path = folder / STATISTICS
-            raise CheckpointError(f"{path} holds no usable statistics ({error!r}): {_ACTION}") from error
-        try:
             policy.module.load_state_dict(with_optional(tensors, policy.module))
-        except RuntimeError as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
             raise CheckpointError(
-                f"{folder / WEIGHTS} does not fit its {CONFIG}: {error}; make the checkpoint anew"
+                f"{folder}: {WEIGHTS} or {STATISTICS} does not fit its {CONFIG} ({error!r}); make the checkpoint anew"
             ) from error
         return policy
 

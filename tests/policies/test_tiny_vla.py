@@ -175,7 +175,7 @@ def test_settings_of_use_may_change_on_loading_but_not_the_shape(tmp_path: Path,
         TinyVLA.from_folder(tmp_path, config=PolicyConfig(options={"hidden_size": 64}))
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "foreign"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "huge", "foreign"])
 def test_a_damaged_folder_is_a_checkpoint_error_that_names_it(tmp_path: Path, policy: TinyVLA, damage: str) -> None:
     policy.save(tmp_path)
     if damage == "missing":
@@ -183,6 +183,9 @@ def test_a_damaged_folder_is_a_checkpoint_error_that_names_it(tmp_path: Path, po
     elif damage == "truncated":
         weights = tmp_path / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:1000])
+    elif damage == "huge":
+        statistics = {"PickCube-v1": {"proprio": {"mean": [10**400], "std": [1.0]}}}
+        (tmp_path / "dataset_statistics.json").write_text(json.dumps(statistics))
     else:
         (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(CheckpointError, match=str(tmp_path)):
