@@ -88,7 +88,7 @@ class Late(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class EpisodesConfig:
-    """In which order episodes are run; see reasoning/free_running.py."""
+    """In which order episodes are run; see reasoning/episode_runner.py."""
 
     free: bool = False  # each continues as soon as its tool has answered; false: all of a block end a turn before that
     carried: float = 0.0  # partial rollouts: prompts under way beyond those that an iteration trains on, as their share
