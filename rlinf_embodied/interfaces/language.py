@@ -83,7 +83,7 @@ class TokenBatch:
         return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device), given)
 
 
-def padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
+def padded(rows: Sequence[Sequence[int | float]], dtype: torch.dtype) -> Tensor:
     """Returns rows as a table, with zeros on the right."""
     longest = max(map(len, rows), default=0)
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=dtype)
