@@ -42,7 +42,7 @@ class EpisodeEnv:
         `render_final`: whether final observations have images.
         """
         self._config, self.simulator, self._render_final = config, simulator, render_final
-        rate, needed = getattr(simulator, "control_hz", 0.0), config.control_hz
+        rate, needed = simulator.control_hz, config.control_hz
         rule, action = f"{simulator.backend} takes {rate:g} steps per second", f"use env.control_hz={rate:g}"
         require(rate in (0.0, needed), "env.control_hz", needed, rule, action)
         n, device = simulator.num_rows, simulator.device
@@ -64,8 +64,8 @@ class EpisodeEnv:
         self._time_columns = torch.stack([steps / config.horizon * 2 - 1, phase], 1)
         self._hold_column = torch.arange(hold + 1, device=device)[:, None] / hold * 2 - 1
         self._seeds = [0] * n
-        sizes = getattr(simulator, "image_sizes", {})
-        cameras = {name: sizes.get(name, (config.obs_size, config.obs_size)) for name in config.cameras}
+        size = config.obs_size, config.obs_size
+        cameras = {name: simulator.image_sizes.get(name, size) for name in config.cameras}
         self._images = {
             name: torch.zeros(n, *size, 3, dtype=torch.uint8, device=device) for name, size in cameras.items()
         }
@@ -79,7 +79,7 @@ class EpisodeEnv:
         self._past_proprio = earlier(self._state.proprio)
         self._past_images = {name: earlier(images) for name, images in self._images.items()}
         own = ("instruction", "delay", "noise", "observation_delay", "observation_jitter")
-        self.perturbs = (*own, *getattr(simulator, "perturbs", Simulator.perturbs))
+        self.perturbs = (*own, *simulator.perturbs)
         self._unseen = set(range(n))  # rows whose state changed since they were last rendered
         self._film_rows: tuple[int, ...] = ()
         self._film_size = 0
@@ -94,8 +94,8 @@ class EpisodeEnv:
             backend=simulator.backend,
             execute_steps=config.execute_steps,
             history=config.history,
-            has_success=getattr(simulator, "has_success", True),
-            categorical=getattr(simulator, "categorical", False),
+            has_success=simulator.has_success,
+            categorical=simulator.categorical,
         )
 
     # -------------------------------------------------------------------------------------------------------- protocol
@@ -174,7 +174,7 @@ class EpisodeEnv:
                 f"restore got an episode of {longest} actions, but episodes end after {self.spec.horizon}: "
                 "restore running episodes only"
             )
-        if rows and not getattr(self.simulator, "history_free", True):
+        if rows and not self.simulator.history_free:
             raise SimulatorError(
                 f"restore got {len(rows)} running episodes, but on {self.spec.backend} an episode is not known "
                 "to be a function of seed and actions: use env.carry_over=false, or an env that can be replayed "
@@ -336,7 +336,7 @@ class EpisodeEnv:
         Raises:
             ConfigError: env.states names one that the simulator does not have.
         """
-        sizes = getattr(simulator, "state_vectors", {}) or {PROPRIO: self._state.proprio.shape[1]}
+        sizes = simulator.state_vectors or {PROPRIO: self._state.proprio.shape[1]}
         ends = list(itertools.accumulate(sizes.values()))
         places = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
         for name in config.states or ():

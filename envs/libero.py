@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.foreign.adapter import FIRST_TRAINING_SEED, Adapter, Facts, ForeignOptions, Start
-from envs.foreign.mujoco_images import Renderer
+from envs.foreign.mujoco_scenes import Renderer
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 

@@ -4,7 +4,7 @@ make_env              config -> simulator -> EpisodeEnv
   episodes.EpisodeEnv   chunks, shaped reward, freezing, partial resets, replay, films
     maniskill_rows      which simulator, and with which arguments of the task
     simulators          physics and images of N rows on a CPU: batched, or stock
-    gpu_simulator       one stock CUDA env with N rows (gpu_rows: rows that begin and end separately)
+    gpu_simulator       one stock CUDA env with N rows that begin and end separately
       tasks               what is read from a task's state, and scripted experts
 """
 

@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 
 from envs.foreign.adapter import Adapter, Facts, ForeignOptions, Start
-from envs.foreign.mujoco_images import Renderer
-from envs.foreign.mujoco_snapshot import Snapshot
+from envs.foreign.mujoco_scenes import Renderer, Snapshot
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.config.checks import require, require_one_of
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from envs.episodes import EpisodeEnv
-from envs.simulator import Measurement
+from envs.simulator import Measurement, Simulator
 from rlinf_embodied.config import EnvConfig, EnvOptions
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.options import typed
@@ -49,7 +49,7 @@ def read_options(config: EnvConfig) -> PointOptions:
     return typed(config.options, PointOptions, "env.options")
 
 
-class PointSimulator:
+class PointSimulator(Simulator):
     """N points and N goals in the square [-1, 1]^2; actions are velocities [N, 2]."""
 
     backend = "point_reach"
@@ -61,7 +61,6 @@ class PointSimulator:
         self._point = torch.zeros(num_rows, 2, device=device)
         self._goal = torch.zeros(num_rows, 2, device=device)
         self._gap: float | None = config.options.get("gap")
-        self.expert = self._expert
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Draws point and goal of each row from its seed alone."""
@@ -97,7 +96,6 @@ class PointSimulator:
         return Measurement(
             reward=torch.where(success, 1.0, 1 - torch.tanh(distance)),
             success=success,
-            fail=torch.zeros_like(success),
             proprio=torch.cat([self._point, self._goal], 1),
             privileged=torch.cat([self._point, self._goal, offset], 1),
         )
@@ -115,9 +113,6 @@ class PointSimulator:
     def object_positions(self) -> Tensor | None:
         return torch.cat([self._point, torch.zeros_like(self._point[:, :1])], 1)
 
-    def close(self) -> None:
-        return
-
     def _draw(self, index: Tensor, size: int) -> Tensor:
         """Returns uint8 [R, size, size, 3]: discs on a dark ground, y upwards."""
         across = (torch.arange(size, device=self.device) + 0.5) / size * 2 - 1
@@ -131,7 +126,7 @@ class PointSimulator:
             image[inside] = torch.tensor(colour, dtype=torch.uint8, device=self.device)
         return image
 
-    def _expert(self) -> Tensor:
+    def expert(self) -> Tensor:
         """Heads for the goal; before the wall for a point in front of the gap, then for one behind it."""
         target = self._goal
         if self._gap is not None:

@@ -15,10 +15,9 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
@@ -70,22 +69,20 @@ class Server:
             raise ConfigError(
                 f"env.options.url is {options.url!r}, but no env server answers there ({error}): {action}"
             ) from error
-        self.ask(Message("open", {"version": VERSION, **opening}))
+        self.ask({"kind": "open", "version": VERSION, **opening})
         opened = self.answer(_OPEN_S)
-        known = {field.name for field in fields(Facts)}
         try:
-            self.facts = Facts(**{name: value for name, value in opened.values.items() if name in known})
+            self.facts = Facts.of(opened)
         except TypeError as error:
-            raise self._foreign(f"its answer to 'open' is {sorted(opened.values)}") from error
+            raise self._foreign(f"its answer to 'open' is {sorted(opened)}") from error
 
     def ask(self, question: Message) -> None:
-        self._number, self._kind = self._number + 1, question.kind
-        head = {"session": self._session, "number": self._number, "kind": question.kind}
-        self._question = pack({**head, **question.values, **question.arrays})
+        self._number, self._kind = self._number + 1, question["kind"]
+        self._question = pack({"session": self._session, "number": self._number, **question})
         self._send()
 
     def close(self) -> None:
-        self.ask(Message("close"))
+        self.ask({"kind": "close"})
         if self._socket is not None:
             self._socket.close()
 
@@ -130,13 +127,12 @@ class Server:
             raise self._foreign(f"{str(data)[:60]!r} is no answer")
         if found.pop("number") != self._number:
             return None
-        kind, arrays = found.pop("kind"), {k: v for k, v in found.items() if isinstance(v, np.ndarray)}
-        if kind == "error":
+        if found["kind"] == "error":
             action = "put that right, then give the same command again"
             raise SimulatorError(
                 f"the env server at {self._options.url} failed in {self._kind!r}: {found.get('text')} ({action})"
             )
-        return Message(kind, {name: value for name, value in found.items() if name not in arrays}, arrays)
+        return found
 
     def _foreign(self, what: str) -> SimulatorError:
         action = "give the url of experiments/serve_env.py, or see docs/serving.md for the messages"

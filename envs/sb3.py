@@ -10,7 +10,6 @@ An episode's seed is a function of (seed given to `seed`, row, number of the epi
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from enum import StrEnum
 from typing import Any, cast
@@ -143,9 +142,6 @@ class StableBaselinesVec(VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """Returns True for Monitor, whose entries are in info, and False for all others."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
-
-    def get_images(self) -> Sequence[np.ndarray | None]:
-        return [None] * self.num_envs
 
 
 def _observation_space(spec: EnvSpec, shown: Shown) -> spaces.Space:

@@ -43,16 +43,17 @@ class ServedRows:
         sim = self._sim
         state = self._state(sim.measure(torch.zeros(sim.num_rows, sim.action_dim)))
         sizes = {name: None if value.ndim == 1 else value.shape[1] for name, value in state.items()}
-        flags = ("has_success", "history_free", "categorical", "control_hz")
-        known = {name: getattr(sim, name) for name in flags if hasattr(sim, name)}
         return Facts(
             tasks=[(task.name, task.instruction) for task in self.env.row_tasks()[:1]],
             action_dim=sim.action_dim,
             state={name: size for name, size in sizes.items() if name not in ("reward", "success")},
             backend=sim.backend,
-            vectors=dict(getattr(sim, "state_vectors", {})),
-            scripted=getattr(sim, "expert", None) is not None,
-            **known,
+            vectors=dict(sim.state_vectors),
+            scripted=sim.expert is not None,
+            has_success=sim.has_success,
+            history_free=sim.history_free,
+            categorical=sim.categorical,
+            control_hz=sim.control_hz,
         )
 
     def run(self, kind: str, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,14 +80,14 @@ class ServedRows:
         return {"kind": "state", "tasks": [[tasks[row].name, tasks[row].instruction] for row in rows], **state}
 
     def _state(self, measured: Measurement) -> dict[str, np.ndarray]:
-        where = self._sim.object_positions() if hasattr(self._sim, "object_positions") else None
-        found = {name: getattr(measured, name) for name in Measurement.__dataclass_fields__} | {"object": where}
+        found = {name: getattr(measured, name) for name in Measurement.__dataclass_fields__}
+        found["object"] = self._sim.object_positions()
         return {name: value.cpu().numpy() for name, value in found.items() if value is not None}
 
     def _images(self, rows: list[int], film: int) -> np.ndarray:
         """Returns uint8 [R, K, H, W, 3] of the cameras, or for videos [R, size, size, 3]."""
         if film:
-            shown = self._sim.film(rows, film) if hasattr(self._sim, "film") else {}
+            shown = self._sim.film(rows, film)
             if len(shown) != len(rows):
                 raise SimulatorError(f"{self._sim.backend} draws no videos: use eval.record_video=false")
             return torch.stack([shown[row] for row in rows]).cpu().numpy()
@@ -141,10 +142,8 @@ class EnvServer:
                 raise SimulatorError("it does not know this session: it was started again, or has waited too long")
             session.connection = connection
             if number != session.number:
-                session.number, session.answer = (
-                    number,
-                    pack({**self._run(key, session, kind, asked), "number": number}),
-                )
+                session.number = number
+                session.answer = pack({**self._run(key, session, kind, asked), "number": number})
             return session.answer
         except Exception as error:  # noqa: BLE001 - its client raises it
             return pack({"kind": "error", "number": number, "text": _text(error)})

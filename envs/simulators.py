@@ -119,24 +119,24 @@ class _CpuRenderer:
         return camera
 
 
-class OneTask:
+class OneTask(Simulator):
     """A simulator whose rows are those of one ManiSkill env object."""
 
     def __init__(self, task_id: str, task: BaseEnv, options: ManiskillOptions) -> None:
-        self.num_rows, self.device, self._task = task.num_envs, task.device, task
+        self.num_rows, self.device, self.task = task.num_envs, task.device, task
         self.action_dim = action_dim(task)
-        self._view = TaskView(task, options.goal_in_proprio, options.objects_in_proprio)
-        expert = expert_of(task_id, self._view)
-        self.expert = expert and partial(expert, self._view)
+        self.view = TaskView(task, options.goal_in_proprio, options.objects_in_proprio)
+        expert = expert_of(task_id, self.view)
+        self.expert = expert and partial(expert, self.view)
 
     def measure(self, actions: Tensor) -> Measurement:
-        return self._view.measure(task_actions(self._task, actions))
+        return self.view.measure(task_actions(self.task, actions))
 
     def object_positions(self) -> Tensor | None:
-        return self._view.object_position()
+        return self.view.object_position()
 
     def close(self) -> None:
-        self._task.close()
+        self.task.close()
 
 
 class BatchedSimulator(OneTask):
@@ -148,61 +148,61 @@ class BatchedSimulator(OneTask):
     def __init__(self, config: EnvConfig, num_rows: int, options: ManiskillOptions, kwargs: dict[str, object]) -> None:
         """Builds N rows; `kwargs` go to the task class."""
         super().__init__(config.task, make_batched_task(config.task, num_rows, True, **kwargs), options)
-        self._renderer = _CpuRenderer([self._view], config, options)
-        self.images, self.film = self._renderer.images, self._renderer.film
+        renderer = _CpuRenderer([self.view], config, options)
+        self.images, self.film = renderer.images, renderer.film
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        self._task.begin(rows, seeds)
+        self.task.begin(rows, seeds)
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
-        self._task.advance(task_actions(self._task, actions), rows)
+        self.task.advance(task_actions(self.task, actions), rows)
 
 
-class StockSimulator:
+class StockSimulator(Simulator):
     """One stock ManiSkill env object per row: slower, but takes every task."""
 
     backend = "physx_cpu (stock)"
-    device = torch.device("cpu")
     perturbs = (*Simulator.perturbs, *AXES)
 
     def __init__(self, config: EnvConfig, num_rows: int, options: ManiskillOptions, kwargs: dict[str, object]) -> None:
-        task_id, self.num_rows = config.task, num_rows
-        self._tasks = [build_task(task_id, num_envs=1, sim_backend="physx_cpu", **kwargs) for _ in range(num_rows)]
-        for sensor in (sensor for task in self._tasks for sensor in sensors_of(task, config.cameras)):
+        self.num_rows, settings = num_rows, {"num_envs": 1, "sim_backend": "physx_cpu", **kwargs}
+        tasks = [build_task(config.task, **settings) for _ in range(num_rows)]
+        for sensor in (sensor for task in tasks for sensor in sensors_of(task, config.cameras)):
             pack, seen = sensor.config.shader_config.shader_pack, sensor.camera._render_cameras
             if pack != STOCK:
                 note_pack(seen, Pack(pack))
             for camera in seen if pack == STOCK else ():
                 give_shaders(camera, Pack.colour)  # faster ones than ManiSkill's default
-        self.action_dim = action_dim(self._tasks[0])
-        self._views = [TaskView(task, options.goal_in_proprio, options.objects_in_proprio) for task in self._tasks]
-        expert = expert_of(task_id, self._views[0])
-        self.expert = expert and (lambda: torch.cat([expert(view) for view in self._views]))
+        self._rows = [OneTask(config.task, task, options) for task in tasks]
+        self.action_dim = self._rows[0].action_dim
+        if self._rows[0].expert is not None:
+            self.expert = lambda: torch.cat([row.expert() for row in self._rows])
         self._measured: list[Measurement | None] = [None] * num_rows
-        self._renderer = _CpuRenderer(self._views, config, options)
-        self.images, self.film = self._renderer.images, self._renderer.film
+        renderer = _CpuRenderer([row.view for row in self._rows], config, options)
+        self.images, self.film = renderer.images, renderer.film
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         for row, seed in zip(rows, seeds, strict=True):
-            recreate_scene(self._tasks[row])
-            self._tasks[row].reset(seed=int(seed))
+            recreate_scene(self._rows[row].task)
+            self._rows[row].task.reset(seed=int(seed))
             self._measured[row] = None
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         for row in rows:
-            self._tasks[row]._step_action(task_actions(self._tasks[row], actions[row : row + 1]))
+            task = self._rows[row].task
+            task._step_action(task_actions(task, actions[row : row + 1]))
             self._measured[row] = None
 
     def measure(self, actions: Tensor) -> Measurement:
-        for row, view in enumerate(self._views):
+        for row, one in enumerate(self._rows):
             if self._measured[row] is None:
-                self._measured[row] = view.measure(task_actions(view.env, actions[row : row + 1]))
+                self._measured[row] = one.measure(actions[row : row + 1])
         return Measurement.concatenate(self._measured)
 
     def object_positions(self) -> Tensor | None:
-        positions = [view.object_position() for view in self._views]
+        positions = [row.object_positions() for row in self._rows]
         return None if positions[0] is None else torch.cat(positions)
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.close()
+        for row in self._rows:
+            row.close()

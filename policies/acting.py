@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, Record
+from rlinf_embodied.interfaces.policies import Policy
 
 
 class ActingPolicy(Policy):
@@ -15,22 +15,12 @@ class ActingPolicy(Policy):
 
     source: str  # what it came from, for errors
 
-    def evaluate(
-        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
-    ) -> Evaluation:
-        raise self._only_acts()
+    def _refuse(self, *arguments: object, **named: object) -> Any:
+        raise CheckpointError(f"{self.source}: it is evaluated here, and not trained")
 
-    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        raise self._only_acts()
+    evaluate = value = save = _refuse
 
     def policy_parameters(self) -> list[nn.Parameter]:
         return []
 
-    def value_parameters(self) -> list[nn.Parameter]:
-        return []
-
-    def save(self, folder: Path) -> None:
-        raise self._only_acts()
-
-    def _only_acts(self) -> CheckpointError:
-        return CheckpointError(f"{self.source}: it is evaluated here, and not trained")
+    value_parameters = policy_parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,14 +14,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from policies.checkpoint_folder import seeded
+from policies.checkpoint_folder import read_tensors, seeded
 from rlinf_embodied.config import LoraSettings
 from rlinf_embodied.errors import ConfigError
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-_BASE, _ADAPTER = ".base_layer.", ".lora_"  # parts of names that peft makes
+_BASE, ADAPTER, _PEFT = ".base_layer.", ".lora_", "base_model.model."  # parts of names that peft makes
+ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's files
 
 
 def inject_adapters(
@@ -60,7 +62,7 @@ def inject_adapters(
     with seeded(seed, "adapters"):
         inject_adapter_in_model(config, module)
     for name, parameter in module.named_parameters():
-        parameter.requires_grad_(_ADAPTER in name)
+        parameter.requires_grad_(ADAPTER in name)
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # peft gives adapters the precision of their layer
     module.eval()
@@ -114,18 +116,29 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
         disable(False)
 
 
-def write_adapters(model: PreTrainedModel, folder: Path, base: str) -> None:
+def plain_state(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the weights below adapters, by the names that they have without any."""
+    return {name.replace(_BASE, "."): tensor for name, tensor in module.state_dict().items() if ADAPTER not in name}
+
+
+def write_adapters(model: nn.Module, folder: Path, base: str = "", task: str | None = None) -> None:
     """Writes the adapters of a model as peft does (adapter_config.json, adapter_model.safetensors), if it has any.
 
-    `base` is the folder or name of the model that they are of; "": unknown.
+    `base` is the folder or name of the model that they are of; "": unknown.  `task` is peft's name of its kind.
     """
-    state = {name: tensor for name, tensor in model.state_dict().items() if _ADAPTER in name}
+    state = {name: tensor for name, tensor in model.state_dict().items() if ADAPTER in name}
     if state:
         folder.mkdir(parents=True, exist_ok=True)
         (config,) = cast("Mapping[str, PeftConfig]", model.peft_config).values()
-        replace(config, base_model_name_or_path=base or None, task_type="CAUSAL_LM").save_pretrained(str(folder))
-        named = {f"base_model.model.{name.replace('.default', '')}": tensor for name, tensor in state.items()}
-        save_file({name: t.contiguous() for name, t in named.items()}, folder / "adapter_model.safetensors")
+        replace(config, base_model_name_or_path=base or None, task_type=task).save_pretrained(str(folder))
+        named = {f"{_PEFT}{name.replace('.default', '')}": tensor for name, tensor in state.items()}
+        save_file({name: t.contiguous() for name, t in named.items()}, folder / ADAPTERS)
+
+
+def read_adapters(folder: Path) -> dict[str, Tensor]:
+    """Returns the adapters that `write_adapters` wrote, by the names of the model's parameters."""
+    found = read_tensors(folder / ADAPTERS).items()
+    return {re.sub(r"(\.lora_[AB])\.", r"\1.default.", name.removeprefix(_PEFT)): tensor for name, tensor in found}
 
 
 @torch.no_grad()
@@ -136,10 +149,7 @@ def merged_model(model: PreTrainedModel) -> PreTrainedModel:
     have the precision of the model.  Below float32 rounding loses most of a small update: what computes with the
     weights of a training applies adapters, and merged ones are for export.
     """
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if _ADAPTER not in name:
-            state[name.replace(_BASE, ".")] = tensor
+    state = plain_state(model)
     adapted = [name for name, module in model.named_modules() if hasattr(module, "get_delta_weight")]
     if not adapted:
         return model

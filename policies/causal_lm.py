@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, 
 from transformers.utils import logging as transformers_logging
 
 from policies.adapters import inject_adapters, merged_model, without_adapters, write_adapters
-from policies.checkpoint_folder import seeded
+from policies.checkpoint_folder import dtype_of, seeded
 from policies.decoding import CachedDecoder, has_plain_cache
 from policies.flops import update_flops
 from policies.language_folder import read_model, read_tokenizer, special_tokens
@@ -29,7 +29,7 @@ from rlinf_embodied.algorithms.log_probs import (
     token_log_probs,
     token_log_probs_and_entropy,
 )
-from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
+from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, TinyLMConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
@@ -84,66 +84,33 @@ class CausalLM:
 
     # ------------------------------------------------------------------------------------------------------------ made
     @classmethod
-    def tiny(
-        cls,
-        config: TinyLMConfig,
-        seed: int,
-        lora: LoraSettings | None = None,
-        *,
-        checkpoints: bool = False,
-        packing: bool | None = False,
-    ) -> CausalLM:
+    def tiny(cls, config: TinyLMConfig, seed: int) -> CausalLM:
         """Returns an untrained small model, a function of the seed; the global generator is left as it was."""
-        tokenizer = char_tokenizer(config.characters)
-        shape = Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_heads,
-            max_position_embeddings=config.context_length,
-            tie_word_embeddings=True,
-            pad_token_id=PAD_ID,
-            eos_token_id=EOS_ID,
-            bos_token_id=None,
-        )
-        with seeded(seed, "language model"):
-            model = Qwen2ForCausalLM(shape)
-            _initialise(model, config.num_layers)
-        return cls(model, tokenizer, lora=lora, seed=seed, checkpoints=checkpoints, packing=packing)
+        return cls(*_tiny(config, seed))
 
     @classmethod
-    def load(
-        cls,
-        folder: Path,
-        *,
-        lora: LoraSettings | None = None,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        checkpoints: bool = False,
-        packing: bool | None = False,
-    ) -> CausalLM:
-        """Returns the model of a folder with its tokenizer (and chat template), in `dtype`.
+    def load(cls, folder: Path) -> CausalLM:
+        """Returns the model of a folder with its tokenizer (and chat template), in float32.
 
         Raises:
             CheckpointError: the folder is incomplete (shards by name) or damaged, or has no usable tokenizer.
-            ConfigError: adapters that do not fit.
         """
-        model, tokenizer = read_model(folder, dtype), read_tokenizer(folder)
-        return cls(
-            *(model, tokenizer), lora=lora, seed=seed, checkpoints=checkpoints, packing=packing, where=str(folder)
-        )
+        return cls(read_model(folder, torch.float32), read_tokenizer(folder), where=str(folder))
 
     @classmethod
     def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> CausalLM:
-        lora = config.lora if config.lora.rank else None
-        checkpoints, packing = config.checkpoint_activations, config.packing
         if folder is None:
-            policy = cls.tiny(config, seed, lora, checkpoints=checkpoints, packing=packing)
+            model, tokenizer = _tiny(config, seed)
         else:
-            dtype = torch.bfloat16 if config.precision is Precision.bfloat16 else torch.float32
-            policy = cls.load(folder, lora=lora, seed=seed, dtype=dtype, checkpoints=checkpoints, packing=packing)
+            model, tokenizer = read_model(folder, dtype_of(config.precision)), read_tokenizer(folder)
+        policy = cls(
+            *(model, tokenizer),
+            lora=config.lora if config.lora.rank else None,
+            seed=seed,
+            checkpoints=config.checkpoint_activations,
+            packing=config.packing,
+            where=str(folder or "the model"),
+        )
         policy.codec.set_chat(config.system_prompt, config.chat_template_args)
         return policy
 
@@ -160,7 +127,7 @@ class CausalLM:
 
     def save_adapters(self, folder: Path, base: str) -> None:
         """Writes adapters as peft does, `base` being the model that they are of; nothing without any."""
-        write_adapters(self.model, folder, base)
+        write_adapters(self.model, folder, base, "CAUSAL_LM")
 
     # ------------------------------------------------------------------------------------------------------------ text
     @property
@@ -272,8 +239,29 @@ def trunk_and_head(model: PreTrainedModel) -> tuple[Callable[..., Tensor], Calla
     return hidden, linear
 
 
-def _initialise(model: Qwen2ForCausalLM, num_layers: int) -> None:
+def _tiny(config: TinyLMConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Linear layers by 1 / sqrt(inputs), residual branches smaller with depth (Radford et al. 2019, section 2.3)."""
+    tokenizer = char_tokenizer(config.characters)
+    shape = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_heads,
+        max_position_embeddings=config.context_length,
+        tie_word_embeddings=True,
+        pad_token_id=PAD_ID,
+        eos_token_id=EOS_ID,
+        bos_token_id=None,
+    )
+    with seeded(seed, "language model"):
+        model = Qwen2ForCausalLM(shape)
+        _initialise(model, config.num_layers)
+    return model, tokenizer
+
+
+def _initialise(model: Qwen2ForCausalLM, num_layers: int) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             nn.init.normal_(parameter, std=0.02 if "embed_tokens" in name else 1.0 / math.sqrt(parameter.shape[1]))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -19,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.config import PolicyConfig, Precision
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.options import NoOptions, typed
@@ -31,6 +32,7 @@ _OPTIONS = "options."
 _ACTION = "give a policy checkpoint folder"
 _FREE = ("temperature", "noise_repeat", "prompt_suffix", "_target_")  # settings of use, not of shape
 _OPTIONAL = "noise."  # how tensors begin that a policy with other options of use may lack
+_NO_TENSORS = (AttributeError, TypeError)  # raised where a file holds something else
 
 
 @contextlib.contextmanager
@@ -39,6 +41,11 @@ def seeded(seed: int, purpose: str = "policy") -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(words(seed, purpose)) >> 1)
         yield
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    """Returns torch's type of numbers in a precision."""
+    return torch.bfloat16 if precision is Precision.bfloat16 else torch.float32
 
 
 def read_json(path: Path, action: str) -> dict[str, Any]:
@@ -56,36 +63,73 @@ def read_json(path: Path, action: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Writes a JSON object."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a .safetensors or .pt file by name, all of them finite.
+
+    Raises:
+        CheckpointError: the file is damaged, or a value is NaN or infinite.
+    """
+    try:
+        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError, *_NO_TENSORS) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): copy it again") from error
+    if wrong:
+        raise CheckpointError(
+            f"{path}: values of {', '.join(wrong[:3])} are NaN or infinite: the training that wrote it diverged or the "
+            "file is damaged; copy it again or give an earlier checkpoint"
+        )
+    return tensors
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """Returns a copy that a file may hold."""
+    return tensor.detach().cpu().contiguous().clone()
+
+
 def write_folder(folder: Path, config: PolicyConfig, env: EnvSpec, module: nn.Module) -> None:
     """Writes the three files; an existing folder's are overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
-    statistics = {name: tensor for name, tensor in state.items() if _is_statistic(name)}
-    weights = {name: tensor.clone() for name, tensor in state.items() if name not in statistics}
+    weights = {name: stored(tensor) for name, tensor in module.state_dict().items()}
     columns: dict[str, dict[str, list[float]]] = {}
-    for name, tensor in statistics.items():
+    for name in [name for name in weights if name.rpartition(".")[0].endswith(_SCALE)]:
         scale, kind = name.rsplit(".", 1)
-        columns.setdefault(scale.removesuffix(_SCALE), {})[kind] = tensor.tolist()
+        columns.setdefault(scale.removesuffix(_SCALE), {})[kind] = weights.pop(name).tolist()
     described = {"model_type": config.name, "architectures": [config._target_.rpartition(".")[2]]}
     write_json(folder / CONFIG, described | {"policy": asdict(config), "env": asdict(env)})
     write_json(folder / STATISTICS, {env.task: columns})
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _read_folder(folder: Path) -> tuple[PolicyConfig, EnvSpec, dict[str, Tensor]]:
-    described = read_json(folder / CONFIG, _ACTION)
+def read_described(path: Path) -> tuple[PolicyConfig, EnvSpec]:
+    """Returns the policy section and the env that a JSON file of a policy folder holds.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another kind of policy.
+    """
+    described = read_json(path, _ACTION)
     try:
-        env = EnvSpec.of(described["env"])
-        settings = described["policy"]
-        config = PolicyConfig(**{**settings, "critic": Critic(settings["critic"])})
-        columns = read_json(folder / STATISTICS, _ACTION)[env.task]
-        tensors = load_file(folder / WEIGHTS)
-        for column, values in columns.items():
-            for kind in ("mean", "std"):
-                tensors[f"{column}{_SCALE}.{kind}"] = torch.tensor(values[kind], dtype=torch.float32)
-    except (KeyError, TypeError, ValueError, ConfigError, OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} holds no usable policy ({error!r}): give another checkpoint folder") from error
-    return config, env, tensors
+        return PolicyConfig(**described["policy"]), EnvSpec.of(described["env"])
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise CheckpointError(f"{path} describes no usable policy ({error!r}): {_ACTION}") from error
+
+
+def require_alike(
+    folder: Path, saved: PolicyConfig, wanted: PolicyConfig, options_type: type, fixed: Callable[[str], bool]
+) -> None:
+    """Raises CheckpointError if a wanted policy differs from that of a folder in a setting that is `fixed`, by name."""
+    theirs, ours = _settings(saved, options_type), _settings(wanted, options_type)
+    for name, value in theirs.items():
+        if fixed(name) and ours[name] != value:
+            raise CheckpointError(
+                f"policy.{name} is {ours[name]}, but the policy in {folder} was made with {value}: "
+                f"set policy.{name}={value} or give another checkpoint"
+            )
 
 
 def with_optional(tensors: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
@@ -94,34 +138,11 @@ def with_optional(tensors: Mapping[str, Tensor], module: nn.Module) -> dict[str,
     return own | {name: t for name, t in tensors.items() if not name.startswith(_OPTIONAL) or name in own}
 
 
-def _adopt(
-    folder: Path, saved: PolicyConfig, wanted: PolicyConfig, options_type: type, free: Sequence[str]
-) -> PolicyConfig:
-    theirs, ours = _settings(saved, options_type), _settings(wanted, options_type)
-    for name, value in theirs.items():
-        if name not in _FREE and name.removeprefix(_OPTIONS) not in free and ours[name] != value:
-            raise CheckpointError(
-                f"policy.{name} is {ours[name]!r}, but the policy in {folder} was made with {value!r}: "
-                f"set policy.{name}={value} or give another checkpoint"
-            )
-    use = {name: ours[_OPTIONS + name] for name in free if _OPTIONS + name in ours}
-    return replace(saved, **{name: getattr(wanted, name) for name in _FREE}, options=saved.options | use)
-
-
 def _settings(config: PolicyConfig, options_type: type) -> dict[str, object]:
     """Returns all settings by path, those that are left out with their defaults."""
     settings = asdict(config)
     options = asdict(typed(settings.pop("options"), options_type, "policy.options"))
     return settings | {_OPTIONS + name: value for name, value in options.items()}
-
-
-def _is_statistic(name: str) -> bool:
-    return name.rpartition(".")[0].endswith(_SCALE)
-
-
-def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Writes a JSON object."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 class KeptInFolder:
@@ -143,10 +164,17 @@ class KeptInFolder:
         Raises:
             CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
         """
-        saved, known, tensors = _read_folder(folder)
-        if config is not None:
-            saved = _adopt(folder, saved, config, cls.options_type, cls.options_of_use)
-        policy = cls.unloaded(saved, known)
+        saved, known = read_described(folder / CONFIG)
+        free = {*_FREE, *(_OPTIONS + name for name in cls.options_of_use)}
+        require_alike(folder, saved, config or saved, cls.options_type, lambda name: name not in free)
+        policy, tensors = cls.unloaded(config or saved, known), read_tensors(folder / WEIGHTS)
+        try:
+            for column, values in read_json(folder / STATISTICS, _ACTION)[known.task].items():
+                for kind in ("mean", "std"):
+                    tensors[f"{column}{_SCALE}.{kind}"] = torch.tensor(values[kind], dtype=torch.float32)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            path = folder / STATISTICS
+            raise CheckpointError(f"{path} holds no usable statistics ({error!r}): {_ACTION}") from error
         try:
             policy.module.load_state_dict(with_optional(tensors, policy.module))
         except RuntimeError as error:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.interfaces.policies import Features
 
 HIDDEN = "hidden"  # a feature: states of the policy's network that a critic on observations reads
 _LIMIT = 10.0  # standard deviations: RL leaves the range of the demonstrations, where a frozen scale must not blow up
@@ -47,6 +50,32 @@ class Standardises:
         scale = getattr(self.module, f"{name}_scale", None)
         if scale is not None and scale.mean.numel() > 0:
             scale.set(mean, std, *([_VISION_FLOOR] if name == "vision" else []))
+
+
+class Criticised(Standardises):
+    """A policy whose critic sees privileged state, or states of the policy's network, which it does not train."""
+
+    config: PolicyConfig
+    _critic: ClassVar[str] = "value"  # what the module calls it
+
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q]."""
+        critic = getattr(self.module, self._critic)
+        if self.config.critic is Critic.privileged:
+            assert privileged is not None, "a privileged critic was handed no privileged state"
+            return critic(self.module.privileged_scale(privileged))
+        return critic(self.value_features(features)[HIDDEN])
+
+    @torch.no_grad()
+    def value_features(self, features: Features) -> Features:
+        return features if HIDDEN in features else {HIDDEN: self._hidden(features)}
+
+    def _hidden(self, features: Features) -> Tensor:
+        """Returns the states of the network that a critic on observations reads."""
+        raise NotImplementedError
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        return list(getattr(self.module, self._critic).parameters())
 
 
 class ValueHead(nn.Module):

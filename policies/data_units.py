@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from policies.checkpoint_folder import KeptInFolder
-from policies.critic import Standardises
+from policies.critic import Criticised
 from policies.lerobot_processors import NORMALISE, POST, PRE, UNNORMALISE, read_normalisation, read_steps, write_steps
 from rlinf_embodied.config import NormMode, PolicyConfig
 from rlinf_embodied.config.checks import require
@@ -23,7 +23,7 @@ from rlinf_embodied.interfaces.envs import EnvSpec
 _KINDS = {STATE: "STATE", ACTION: "ACTION"}
 
 
-class InDataUnits(KeptInFolder, Standardises):
+class InDataUnits(KeptInFolder, Criticised):
     """Keeps a policy in a folder, with its normalisation; without one, actions lie in [-1, 1]."""
 
     normalisation: Mapping[str, Normalisation] = {}

@@ -20,7 +20,7 @@ from policies.tiny_vla import TinyVLA, TinyVLANet, TinyVLAOptions
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Features, mean_of_rows
+from rlinf_embodied.interfaces.policies import Features
 
 _FREQUENCIES = 8  # of the embedding of time: sine and cosine each
 
@@ -97,10 +97,6 @@ class FlowVLA(ActsByFlow, TinyVLA):
     def _actions(self, features: Features, x: Tensor) -> Tensor:
         return self.robot_actions(x) if self.normalisation else super()._actions(features, x)
 
-    def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Adds the loss of helper targets, as of TinyVLA."""
-        pooled = self._pool(features)
-        hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
+    def _losses(self, hidden: Tensor, wanted: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         start, time = self.flow.parts_of(targets["noise"])
-        error = self.flow.matching_error(partial(self.module.head, hidden), start, time, self.network_actions(actions))
-        return mean_of_rows(error.square(), targets).sum() + self._helper_loss(pooled, targets)
+        return self.flow.matching_error(partial(self.module.head, hidden), start, time, wanted).square()

@@ -9,8 +9,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from policies.checkpoint_folder import read_json, write_json
-from policies.published_folder import read_tensors
+from policies.checkpoint_folder import read_json, read_tensors, write_json
 from rlinf_embodied.config import NormMode
 from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.errors import CheckpointError

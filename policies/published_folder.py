@@ -8,40 +8,50 @@ adapter_config.json  adapter_model.safetensors      LoRA in peft's form; other w
 from __future__ import annotations
 
 import os
-import pickle
-import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from policies.checkpoint_folder import read_json, with_optional, write_json
-from rlinf_embodied.config import Critic, LoraSettings, PolicyConfig
+from policies.adapters import ADAPTER, ADAPTER_CONFIG, ADAPTERS, plain_state, read_adapters, write_adapters
+from policies.checkpoint_folder import (
+    read_described,
+    read_tensors,
+    require_alike,
+    stored,
+    with_optional,
+    write_json,
+)
+from policies.critic import Criticised
+from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import ImitationPolicy
 
 FILE, CRITIC = "policy.json", "critic.safetensors"
-ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 OWN_FILES = {FILE, ADAPTER_CONFIG, "evaluation.json", "state.json", "manifest.json"}  # .json that others do not write
-_OPTIONS = "policy.options"
-_NO_TENSORS = (AttributeError, TypeError)  # raised where a file holds something else
-_LORA, _PEFT = ".lora_", "base_model.model."
+OPTIONS = "policy.options"  # in the config of a run
 
 
-class BeginsWithFolder(ImitationPolicy):
-    """A policy whose network comes from a published folder."""
+class BeginsWithFolder(Criticised, ImitationPolicy):
+    """A policy whose network comes from a published folder; its module has `model`, `critic` and `privileged_scale`."""
 
     reads_published = True
     proprio_jitter = 0.0  # the state is in the units of its data
     example: ClassVar[str]  # the file in experiments/examples that makes a small folder
+    options_type: ClassVar[type]  # with `lora`
+    shape: ClassVar[tuple[str, ...]]  # options that decide which tensors there are
+    adapted: ClassVar[tuple[str, ...]] = ("freeze_vision",)  # those that say where adapters are
+    _critic = "critic"
+    env: EnvSpec
+    options: Any
+    checkpoint: Any  # what its folder holds; with `folder`, where it was read
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Refuses: there is no network without a folder.
@@ -54,27 +64,62 @@ class BeginsWithFolder(ImitationPolicy):
             f"warm_start.checkpoint=<dir>; experiments/examples/{self.example} makes a small one with random weights"
         )
 
+    @classmethod
+    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> Self:
+        """See Policy; published folders need `env` and `config`.
+
+        Raises:
+            CheckpointError: the folder is damaged or of another policy, or lacks weights.
+            ConfigError: options that are unknown, or do not fit the folder or the env.
+        """
+        policy = cls.__new__(cls)
+        policy.config, policy.env = cls._use(folder, env, config)
+        policy.options = typed(policy.config.options, cls.options_type, OPTIONS)
+        policy._read(folder)
+        _read_parts(folder, policy.module)
+        return policy
+
+    @classmethod
+    def _use(cls, folder: Path, env: EnvSpec | None, config: PolicyConfig | None) -> tuple[PolicyConfig, EnvSpec]:
+        """Returns how a folder's policy is used, and in what it acts: of a published one `config` and `env`.
+
+        Of one that was trained here `config` may change what decides no shape.
+        """
+        if (folder / FILE).is_file():
+            saved, known = read_described(folder / FILE)
+            has_adapters = typed(saved.options, cls.options_type, OPTIONS).lora.rank
+            fixed = {"critic", *(f"options.{name}" for name in (*cls.shape, *(cls.adapted if has_adapters else ())))}
+            require_alike(folder, saved, config or saved, cls.options_type, fixed.__contains__)
+            return config or saved, known
+        if env is None or config is None:
+            raise CheckpointError(
+                f"{folder} is a published folder, which does not say what it acts in: start a training with it "
+                "(warm_start.checkpoint=<dir> run.num_iterations=0 evaluates it), and use that run's checkpoint"
+            )
+        return config, env
+
+    def _read(self, folder: Path) -> None:
+        """Reads `checkpoint` and makes `module`, of config, env and options."""
+        raise NotImplementedError
+
+    def _write(self, folder: Path, weights: bool) -> None:
+        """Writes `checkpoint` in the published layout, with or without its `weights`; adapters are left out."""
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        """Writes the published layout with what this project adds; weights below adapters are links to those read."""
+        folder.mkdir(parents=True, exist_ok=True)
+        source, parts = self.checkpoint.folder, _parts(self.module)
+        links = source.is_dir() and any(ADAPTER in name for name in parts)  # an earlier checkpoint may not be kept
+        if links:
+            _link_weights(source, folder)
+        self._write(folder, weights=not links)
+        save_file({name: stored(tensor) for name, tensor in parts.items() if ADAPTER not in name}, folder / CRITIC)
+        write_adapters(self.module.model, folder)
+        write_json(folder / FILE, {"policy": asdict(self.config), "env": asdict(self.env)})
+
 
 # ----------------------------------------------------------------------------------------------------------------- read
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a .safetensors or .pt file by name, all of them finite.
-
-    Raises:
-        CheckpointError: the file is damaged, or a value is NaN or infinite.
-    """
-    try:
-        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-        wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError, *_NO_TENSORS) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): copy it again") from error
-    if wrong:
-        raise CheckpointError(
-            f"{path}: values of {', '.join(wrong[:3])} are NaN or infinite: the training that wrote it diverged or the "
-            "file is damaged; copy it again or give an earlier checkpoint"
-        )
-    return tensors
-
-
 def load_weights(
     module: nn.Module,
     tensors: Mapping[str, Tensor],
@@ -104,48 +149,7 @@ def load_weights(
     module.eval()
 
 
-def read_described(
-    folder: Path,
-    env: EnvSpec | None,
-    config: PolicyConfig | None,
-    options_type: type,
-    shape: Sequence[str],
-    adapted: Sequence[str] = ("freeze_vision",),
-) -> tuple[PolicyConfig, EnvSpec]:
-    """Returns how a folder's policy is used, and in what it acts: of a published one `config` and `env`.
-
-    Of one that was trained here `config` may change what decides no shape: `shape` names the options that do, and
-    `adapted` those that say where adapters are.
-
-    Raises:
-        CheckpointError: a published folder without `env` or `config`, or a policy of another shape than `config`.
-    """
-    path, action = folder / FILE, "give a complete checkpoint folder"
-    if not path.is_file():
-        if env is None or config is None:
-            raise CheckpointError(
-                f"{folder} is a published folder, which does not say what it acts in: start a training with it "
-                "(warm_start.checkpoint=<dir> run.num_iterations=0 evaluates it), and use that run's checkpoint"
-            )
-        return config, env
-    content = read_json(path, action)
-    try:
-        known = EnvSpec.of(content["env"])
-        saved = PolicyConfig(**{**content["policy"], "critic": Critic(content["policy"]["critic"])})
-    except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise CheckpointError(f"{path} says no policy and env ({error!r}): {action}") from error
-    theirs, ours = (typed(each.options, options_type, _OPTIONS) for each in (saved, config or saved))
-    names = (*shape, *adapted) if theirs.lora.rank else shape
-    pairs = {f"{_OPTIONS}.{name}": (getattr(theirs, name), getattr(ours, name)) for name in names}
-    for path_, (there, here) in (pairs | {"policy.critic": (saved.critic, (config or saved).critic)}).items():
-        if there != here:
-            raise CheckpointError(
-                f"{path_} is {here}, but the policy in {folder} was made with {there}: use that, or another checkpoint"
-            )
-    return config or saved, known
-
-
-def read_parts(folder: Path, module: nn.Module, has_adapters: bool) -> None:
+def _read_parts(folder: Path, module: nn.Module) -> None:
     """Overwrites critic and adapters with those of a folder that was trained here.
 
     Raises:
@@ -153,14 +157,11 @@ def read_parts(folder: Path, module: nn.Module, has_adapters: bool) -> None:
     """
     if not (folder / FILE).is_file():
         return
-    tensors = read_tensors(folder / CRITIC)
-    if has_adapters:
-        for name, tensor in read_tensors(folder / ADAPTERS).items():
-            tensors["model." + re.sub(r"(\.lora_[AB])\.", r"\1.default.", name.removeprefix(_PEFT))] = tensor
+    tensors, own, action = read_tensors(folder / CRITIC), _parts(module), "give a complete checkpoint folder"
+    if any(ADAPTER in name for name in own):
+        tensors |= {f"model.{name}": tensor for name, tensor in read_adapters(folder).items()}
     tensors = with_optional(tensors, module)
-    unlike = sorted(set(tensors) ^ set(_parts(module, has_adapters)))
-    action = "give a complete checkpoint folder"
-    if unlike:
+    if unlike := sorted(set(tensors) ^ set(own)):
         raise CheckpointError(f"{folder} holds other tensors than this policy has ({', '.join(unlike[:3])}): {action}")
     try:
         module.load_state_dict(tensors, strict=False)
@@ -169,19 +170,7 @@ def read_parts(folder: Path, module: nn.Module, has_adapters: bool) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- write
-def write_parts(folder: Path, config: PolicyConfig, env: EnvSpec, module: nn.Module, lora: LoraSettings) -> None:
-    """Writes what a published folder has no place for; `module` has `model`, a `critic` and its scale."""
-    parts = _parts(module, bool(lora.rank))
-    save_file({name: stored(t) for name, t in parts.items() if _LORA not in name}, folder / CRITIC)
-    if lora.rank:
-        named = {_PEFT + n.removeprefix("model.").replace(".default.", "."): t for n, t in parts.items() if _LORA in n}
-        save_file({name: stored(tensor) for name, tensor in named.items()}, folder / ADAPTERS)
-        content = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(lora.targets)}
-        write_json(folder / ADAPTER_CONFIG, content)
-    write_json(folder / FILE, {"policy": asdict(config), "env": asdict(env)})
-
-
-def link_weights(source: Path, folder: Path) -> None:
+def _link_weights(source: Path, folder: Path) -> None:
     """Makes the weights of a folder those of another one, as links where the file system can."""
     own = (CRITIC, ADAPTERS)
     for path in source.iterdir():
@@ -195,16 +184,10 @@ def link_weights(source: Path, folder: Path) -> None:
 
 def plain_weights(module: nn.Module) -> dict[str, Tensor]:
     """Returns copies of the weights below adapters, by their published names."""
-    state = module.state_dict().items()
-    return {name.replace(".base_layer.", "."): stored(tensor) for name, tensor in state if _LORA not in name}
+    return {name: stored(tensor) for name, tensor in plain_state(module).items()}
 
 
-def stored(tensor: Tensor) -> Tensor:
-    """Returns a copy that a file may hold."""
-    return tensor.detach().cpu().contiguous().clone()
-
-
-def _parts(module: nn.Module, has_adapters: bool) -> dict[str, Tensor]:
+def _parts(module: nn.Module) -> dict[str, Tensor]:
+    """Returns what a published folder has no place for."""
     kinds = ("critic.", "privileged_scale.", "noise.")
-    state = module.state_dict()
-    return {n: t for n, t in state.items() if n.startswith(kinds) or (has_adapters and _LORA in n)}
+    return {name: t for name, t in module.state_dict().items() if name.startswith(kinds) or ADAPTER in name}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.checkpoint_folder import KeptInFolder, seeded
-from policies.critic import Standardise, Standardises, ValueHead
+from policies.critic import Criticised, Standardise, ValueHead
 from rlinf_embodied.algorithms.log_probs import sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
@@ -88,7 +88,7 @@ class StateNet(nn.Module):
         return -0.5 * deviations.square()
 
 
-class StatePolicy(KeptInFolder, Standardises, ImitationPolicy):
+class StatePolicy(KeptInFolder, Criticised, ImitationPolicy):
     """The policy behind the `Policy` protocol; features: "state" [B, Q], and "proprio" [B, P], which it ignores."""
 
     options_type: ClassVar[type[StateOptions]] = StateOptions
@@ -134,17 +134,10 @@ class StatePolicy(KeptInFolder, Standardises, ImitationPolicy):
         logits = self.module.logits(features["state"])
         return Evaluation(*log_probs_and_entropy(logits, record["tokens"], temperature, entropy_gradient))
 
-    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        assert privileged is not None, "a privileged critic was handed no privileged state"
-        return self.module.value(self.module.privileged_scale(privileged))
-
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
         """Returns the network of means and the deviations."""
         return [*self.module.means.parameters(), self.module.log_std]
-
-    def value_parameters(self) -> list[nn.Parameter]:
-        return list(self.module.value.parameters())
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed behaviour-cloning loss over the B rows (scalar): -log p of the nearest bins, a mean."""

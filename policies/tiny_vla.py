@@ -183,15 +183,15 @@ class TinyVLA(VisionPolicy):
         """
         pooled = self._pool(features)
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
-        log_probs = self._logits(hidden).log_softmax(-1)
-        loss = mean_of_rows(-(self._soft_labels(self.network_actions(actions)) * log_probs).sum(-1), targets).sum()
-        return loss + self._helper_loss(pooled, targets) if "object_position" in targets else loss
-
-    def _helper_loss(self, pooled: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        loss = mean_of_rows(self._losses(hidden, self.network_actions(actions), targets), targets).sum()
         if "object_position" not in targets:
-            return pooled.new_zeros(())
+            return loss
         error = self.module.object_position(pooled.flatten(1)) - targets["object_position"] * 10.0
-        return error.square().mean(-1).sum()
+        return loss + error.square().mean(-1).sum()
+
+    def _losses(self, hidden: Tensor, wanted: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Returns the losses [B, C, A] of what the network is to say for actions, of hidden states [B, C, d]."""
+        return -(self._soft_labels(wanted) * self._logits(hidden).log_softmax(-1)).sum(-1)
 
     def _soft_labels(self, actions: Tensor) -> Tensor:
         last = self.options.num_bins - 1

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from policies.critic import HIDDEN
 from policies.data_units import InDataUnits
 from policies.tokenizer import WordTokenizer
 from rlinf_embodied.config import Critic, PolicyConfig
@@ -54,7 +53,7 @@ def of_cameras(features: Features, beginning: str = IMAGES) -> list[Tensor]:
 
 
 class VisionPolicy(InDataUnits, ImitationPolicy):
-    """What policies share whose eyes may be frozen and whose value head is `module.value`.
+    """What policies share whose eyes may be frozen.
 
     Features: "proprio" [B, P], "tokens" int64 [B, L], and what the eyes made of the images (frozen), or the raw
     "images.<name>" of each camera.  Options have `freeze_stem`.
@@ -84,27 +83,6 @@ class VisionPolicy(InDataUnits, ImitationPolicy):
     def _without_images(self, observation: Observation) -> Features:
         tokens = self._tokenizer(observation.instruction).to(observation.proprio.device)
         return {"proprio": self.network_state(observation.proprio), "tokens": tokens}
-
-    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q].
-
-        A critic on the policy's own hidden states reads them without a gradient: the value loss trains its head only.
-        """
-        if self.config.critic is Critic.privileged:
-            assert privileged is not None, "a privileged critic was handed no privileged state"
-            return self.module.value(self.module.privileged_scale(privileged))
-        return self.module.value(self.value_features(features)[HIDDEN])
-
-    @torch.no_grad()
-    def value_features(self, features: Features) -> Features:
-        return features if HIDDEN in features else {HIDDEN: self._hidden(features)}
-
-    def _hidden(self, features: Features) -> Tensor:
-        """Returns the hidden states [B, C, d] of a chunk's actions, which a critic on observations reads."""
-        raise NotImplementedError
-
-    def value_parameters(self) -> list[nn.Parameter]:
-        return list(self.module.value.parameters())
 
 
 def require_one_frame(config: PolicyConfig, env: EnvSpec) -> None:

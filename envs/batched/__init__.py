@@ -19,7 +19,6 @@ is bit for bit that of a stock single env.
     scene_recreation          a new, history-free scene for each reset
     decimate, shaders         lighter visual meshes, and a first image without a seven-second table
     kinematics                inverse kinematics of N rows in C (clik.c), where that is certain to give SAPIEN's targets
-      chain                     the joints on the way to a link
     rotations                 ManiSkill's functions of poses and angles for few rows; they replace ManiSkill's only
                               while a batched env computes
 """

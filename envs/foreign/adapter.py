@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -46,6 +46,11 @@ class Facts:
     vectors: Mapping[str, int] = field(default_factory=dict)  # Simulator.state_vectors
     control_hz: float = 0.0  # Simulator.control_hz
     scripted: bool = False  # whether it has an expert: of servers elsewhere, others' adapters know
+
+    @classmethod
+    def of(cls, opened: Mapping[str, Any]) -> Facts:
+        """Returns the facts in an answer; raises TypeError if some are missing."""
+        return cls(**{part.name: opened[part.name] for part in fields(cls) if part.name in opened})
 
 
 @dataclass(kw_only=True, slots=True)

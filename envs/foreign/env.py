@@ -73,12 +73,11 @@ class ForeignSimulator(Simulator):
         for row, start in starts.items():
             self.tasks[row] = self._known[start.task]
         self._begun.update(rows)
-        reset = lambda mine: Message("reset", {"rows": mine, "starts": [astuple(starts[row]) for row in mine]})  # noqa: E731
-        self._take(self._ask(list(starts), reset))
+        self._take(self._ask(list(starts), "reset", lambda mine: {"starts": [astuple(starts[row]) for row in mine]}))
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         chosen = actions.cpu().numpy()
-        self._take(self._ask(rows, lambda mine: Message("step", {"rows": mine}, {"actions": chosen[mine]})))
+        self._take(self._ask(rows, "step", lambda mine: {"actions": chosen[mine]}))
 
     def measure(self, actions: Tensor) -> Measurement:
         now = {name: torch.from_numpy(value.copy()) for name, value in self._state.items() if name != "object"}
@@ -114,23 +113,25 @@ class ForeignSimulator(Simulator):
     def _scripted_expert(self) -> Tensor:
         """Returns the scripted policy's next action, float32 [N, A]; zeros before a row's first reset."""
         actions = np.zeros((self.num_rows, self.action_dim), dtype=np.float32)
-        for mine, answer in self._ask(sorted(self._begun), lambda mine: Message("expert", {"rows": mine})):
-            actions[mine] = answer.arrays["actions"]
+        for mine, answer in self._ask(sorted(self._begun), "expert"):
+            actions[mine] = answer["actions"]
         return torch.from_numpy(actions)
 
     # ------------------------------------------------------------------------------------------------------- questions
     def _shown(self, rows: Sequence[int], film: int = 0) -> list[np.ndarray]:
         images: dict[int, np.ndarray] = {}
-        for mine, answer in self._ask(rows, lambda mine: Message("images", {"rows": mine, "film": film})):
-            images.update(zip(mine, answer.arrays["images"], strict=True))
+        for mine, answer in self._ask(rows, "images", lambda mine: {"film": film}):
+            images.update(zip(mine, answer["images"], strict=True))
         return [images[row] for row in rows]
 
-    def _ask(self, rows: Sequence[int], question: Callable[[list[int]], Message]) -> list[tuple[list[int], Message]]:
-        """Asks all links that have some of these rows; returns their rows and answers."""
+    def _ask(
+        self, rows: Sequence[int], kind: str, more: Callable[[list[int]], Message] = lambda mine: {}
+    ) -> list[tuple[list[int], Message]]:
+        """Asks all links that have some of these rows, `more` for each; returns their rows and answers."""
         shares = [[row for row in rows if row in own] for own in self._shares]
         asked = [(link, mine) for link, mine in zip(self._links, shares, strict=True) if mine]
         for link, mine in asked:
-            link.ask(question(mine))
+            link.ask({"kind": kind, "rows": mine, **more(mine)})
         answers, problems = [], []
         for link, mine in asked:  # read all of them: an answer left unread would be taken for the next
             try:
@@ -143,9 +144,9 @@ class ForeignSimulator(Simulator):
 
     def _take(self, answers: Sequence[tuple[list[int], Message]]) -> None:
         for mine, answer in answers:
-            for name, values in answer.arrays.items():
-                self._state[name][mine] = values
-            for row, task in zip(mine, answer.values.get("tasks", ()), strict=False):
+            for name in self._state.keys() & answer.keys():
+                self._state[name][mine] = answer[name]
+            for row, task in zip(mine, answer.get("tasks", ()), strict=False):
                 self.tasks[row] = RowTask(task[0], self._config.instruction or task[1])
 
 
@@ -205,7 +206,8 @@ def start_processes(config: EnvConfig, adapter: Adapter, num_rows: int, device: 
     shares = [range(low, high) for low, high in itertools.pairwise(num_rows * k // count for k in range(count + 1))]
     root = Path(str(sys.modules[cls.__module__].__file__)).resolve().parents[cls.__module__.count(".")]
     command, environment = (str(adapter.python()), *WORKER), environment_of(root)
-    what = {
+    what: Message = {
+        "kind": "open",
         "adapter": f"{cls.__module__}.{cls.__qualname__}",
         "name": adapter.name,
         "task": adapter.task,
@@ -218,8 +220,8 @@ def start_processes(config: EnvConfig, adapter: Adapter, num_rows: int, device: 
         for k, rows in enumerate(shares):
             name = f"{adapter.name} process {k} (rows {rows.start}-{rows.stop - 1})"
             links.append(Process(name, command, environment, options.timeout_s))
-            links[-1].ask(Message("open", what))
-        facts = [Facts(**link.answer().values) for link in links]
+            links[-1].ask(what)
+        facts = [Facts.of(link.answer()) for link in links]
     except Exception:
         for link in links:
             link.close()

@@ -25,7 +25,7 @@ class Local:
     """Rows in this process; errors are raised unchanged."""
 
     def __init__(self, rows: Rows) -> None:
-        self._rows, self._question = rows, Message("")
+        self._rows, self._question = rows, Message()
 
     def ask(self, question: Message) -> None:
         self._question = question
@@ -66,7 +66,7 @@ class Process:
 
     def ask(self, question: Message) -> None:
         """Sends a question, or raises SimulatorError if the process died."""
-        self._asked = question.kind
+        self._asked = question["kind"]
         try:
             wire.send(self._pipe, question)
         except ConnectionError as error:
@@ -88,8 +88,8 @@ class Process:
                 f"{self.name}, pid {self.pid}, has not answered {self._asked!r} for {self._timeout_s:g} s: raise "
                 f"env.options.timeout_s if the machine is that slow. {self._last_output()}"
             ) from error
-        if message.kind == "error":
-            raise SimulatorError(f"{self.name} failed in {self._asked!r}: {message.values['text']}")
+        if message["kind"] == "error":
+            raise SimulatorError(f"{self.name} failed in {self._asked!r}: {message['text']}")
         return message
 
     def close(self) -> None:

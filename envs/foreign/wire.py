@@ -11,27 +11,18 @@ question has one answer:
     expert    rows                              -> actions [R, A]
     any of them                                 -> error: text
 
-State is arrays by name, each [R, ...]: those of `Scene.state`.  The same questions go to servers elsewhere, over a
-websocket (envs/remote.py).
+Each is a dict with its `kind`, plain values and arrays.  State is arrays by name, each [R, ...]: those of
+`Scene.state`.  The same questions go to servers elsewhere, over a websocket (envs/remote.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import numpy as np
 
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A question or an answer, as Message("step", {"rows": [0, 2]}, {"actions": zeros(2, 7)})."""
-
-    kind: str
-    values: Mapping[str, Any] = field(default_factory=dict)  # plain Python
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+Message = dict[str, Any]  # as {"kind": "step", "rows": [0, 2], "actions": zeros(2, 7)}
 
 
 class Link(Protocol):
@@ -46,8 +37,9 @@ class Link(Protocol):
 
 def send(pipe: Connection, message: Message) -> None:
     """Writes a message; raises ConnectionError if the reader is gone."""
-    arrays = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in message.arrays.items()}
-    pipe.send((message.kind, dict(message.values), arrays))
+    arrays = {name: value for name, value in message.items() if isinstance(value, np.ndarray)}
+    plain = {name: value for name, value in message.items() if name not in arrays}
+    pipe.send((plain, {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}))
 
 
 def receive(pipe: Connection, timeout_s: float | None = None) -> Message:
@@ -59,6 +51,5 @@ def receive(pipe: Connection, timeout_s: float | None = None) -> Message:
     """
     if not pipe.poll(timeout_s):
         raise TimeoutError
-    kind, values, packed = pipe.recv()
-    arrays = {name: np.ndarray(shape, dtype, data).copy() for name, (dtype, shape, data) in packed.items()}
-    return Message(kind, values, arrays)
+    plain, arrays = pipe.recv()
+    return plain | {name: np.ndarray(shape, dtype, data).copy() for name, (dtype, shape, data) in arrays.items()}

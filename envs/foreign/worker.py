@@ -14,7 +14,6 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
@@ -39,20 +38,20 @@ class Rows:
         self._renderers: dict[int, Any] = {}
 
     def run(self, question: Message) -> Message:
-        rows = question.values["rows"]
-        if question.kind == "images":
-            return self._images(rows, question.values.get("film", 0))
-        if question.kind == "expert":
+        rows = question["rows"]
+        if question["kind"] == "images":
+            return {"kind": "images", "images": self._images(rows, question.get("film", 0))}
+        if question["kind"] == "expert":
             scenes: list[Any] = [self._scenes[row][1] for row in rows]
-            return Message("actions", {}, {"actions": np.stack([scene.expert() for scene in scenes])})
-        if question.kind == "reset":
-            for row, start in zip(rows, question.values["starts"], strict=True):
+            return {"kind": "actions", "actions": np.stack([scene.expert() for scene in scenes])}
+        if question["kind"] == "reset":
+            for row, start in zip(rows, question["starts"], strict=True):
                 self._scene_for(row, start[0]).begin(Start(*start))
         else:
-            for row, action in zip(rows, self.adapter.actions(question.arrays["actions"]), strict=True):
+            for row, action in zip(rows, self.adapter.actions(question["actions"]), strict=True):
                 self._scenes[row][1].step(action)
         states = [self._scenes[row][1].state() for row in rows]
-        return Message("state", {}, {name: np.array([state[name] for state in states]) for name in states[0]})
+        return {"kind": "state"} | {name: np.array([state[name] for state in states]) for name in states[0]}
 
     def close(self) -> None:
         for renderer in self._renderers.values():
@@ -61,14 +60,12 @@ class Rows:
             scene.close()
         self._renderers, self._scenes, self._spare = {}, {}, []
 
-    def _images(self, rows: list[int], film: int) -> Message:
+    def _images(self, rows: list[int], film: int) -> np.ndarray:
         """Renders the policy's images, or with a `film` size one upright image of each row."""
         if film:
-            seen = [self._render(row, self._film_camera, film) for row in rows]
-        else:
-            oriented = self.adapter.oriented
-            seen = [[oriented(self._render(row, name, self._size)) for name in self._cameras] for row in rows]
-        return Message("images", {}, {"images": np.array(seen)})
+            return np.array([self._render(row, self._film_camera, film) for row in rows])
+        oriented = self.adapter.oriented
+        return np.array([[oriented(self._render(row, name, self._size)) for name in self._cameras] for row in rows])
 
     def _render(self, row: int, camera: str, size: int) -> np.ndarray:
         task, scene = self._scenes[row]
@@ -98,7 +95,7 @@ class Rows:
             self._renderers.pop(task).close()
 
 
-def open_rows(values: Mapping[str, Any]) -> tuple[Rows, Message]:
+def open_rows(values: Message) -> tuple[Rows, Message]:
     """Returns the rows and the answer with their facts."""
     module, _, name = values["adapter"].rpartition(".")
     try:
@@ -109,7 +106,7 @@ def open_rows(values: Mapping[str, Any]) -> tuple[Rows, Message]:
         raise ImportError(why_not_imported(values["name"], error)) from error
     adapter = cls(values["task"], cls.Options(**values["options"]))
     facts = adapter.open(values["cameras"], values["size"])
-    return Rows(adapter, values["cameras"], values["size"]), Message("opened", asdict(facts))
+    return Rows(adapter, values["cameras"], values["size"]), {"kind": "opened", **asdict(facts)}
 
 
 def offscreen_gl() -> str:
@@ -136,12 +133,12 @@ def serve(pipe: Connection) -> None:
             question = wire.receive(pipe)
             try:
                 if rows is None:
-                    rows, answer = open_rows(question.values)
+                    rows, answer = open_rows(question)
                 else:
                     answer = rows.run(question)
             except Exception as error:  # noqa: BLE001  a process boundary: the other side raises it again
                 where = "".join(traceback.format_exception(error)).strip().splitlines()[-_LAST_LINES:]
-                answer = Message("error", {"text": f"{type(error).__name__}: {error}\n  " + "\n  ".join(where)})
+                answer = {"kind": "error", "text": f"{type(error).__name__}: {error}\n  " + "\n  ".join(where)}
             wire.send(pipe, answer)
 
 

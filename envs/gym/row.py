@@ -75,7 +75,7 @@ class Gymnasium(Adapter):
         """Makes the first row, and steps it once to learn whether `info` reports success."""
         self._size = self.image_size(size) if cameras else (FILM_SIZE, FILM_SIZE)
         first = self._made = Row(self.task, self.options, self._size)
-        self._code = first.action.physical() if self.options.physical_actions else first.action
+        self._code = first.action
         self.scripted = hasattr(first.env.unwrapped, "expert_action")
         if first.code.is_image and not first.code.dim and not cameras:
             raise SimulatorError(
@@ -121,8 +121,7 @@ class Row:
         """
         self._task = task
         self.env = _made(task, options.make, size)
-        self.action = ActionCode.of(self.env.action_space, task)
-        self._is_physical = options.physical_actions
+        self.action = ActionCode.of(self.env.action_space, task, options.physical_actions)
         self.code = ObservationCode.of(self.env.observation_space, task)
         self.draws = RENDERED in self.env.metadata.get("render_modes", ())
         self.history_free = type(self.env.unwrapped).__module__.startswith(_OWN)
@@ -154,7 +153,7 @@ class Row:
 
     def expert(self) -> np.ndarray:
         """Returns what `expert_action` of the env returns, in [-1, 1] or in its units, float32 [A]."""
-        return self.action.encode(self.env.unwrapped.expert_action(), self._is_physical)  # pyright: ignore[reportAttributeAccessIssue]
+        return self.action.encode(self.env.unwrapped.expert_action())  # pyright: ignore[reportAttributeAccessIssue]
 
     def open_renderer(self) -> Row:
         return self

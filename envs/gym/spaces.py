@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,11 @@ class ActionCode:
     is_physical: bool = False  # whether vectors are in the space's units
 
     @classmethod
-    def of(cls, space: spaces.Space, task: str) -> ActionCode:
+    def of(cls, space: spaces.Space, task: str, is_physical: bool = False) -> ActionCode:
         """Returns the code of an action space, or raises SimulatorError unless it is a bounded Box or Discrete."""
         if isinstance(space, spaces.Discrete):
+            rule = "its actions are choices"
+            require(not is_physical, "env.options.physical_actions", is_physical, rule, "leave it out")
             return cls(int(space.n), True, int(space.start))
         if not isinstance(space, spaces.Box):
             raise SimulatorError(
@@ -42,17 +44,12 @@ class ActionCode:
                 "put gymnasium.wrappers.RescaleAction or ClipAction's bounds around it, and register that"
             )
         low, high = (bound.astype(np.float64).reshape(-1) for bound in (space.low, space.high))
-        return cls(low.size, False, 0, space.shape, space.dtype, (high + low) / 2, (high - low) / 2)
+        return cls(low.size, False, 0, space.shape, space.dtype, (high + low) / 2, (high - low) / 2, is_physical)
 
-    def physical(self) -> ActionCode:
-        """Returns the code of a Box for vectors in its own units."""
-        require(not self.categorical, "env.options.physical_actions", True, "its actions are choices", "leave it out")
-        return replace(self, is_physical=True)
-
-    def encode(self, action: np.ndarray, is_physical: bool) -> np.ndarray:
-        """Returns the vector in [-1, 1], or in the space's units, that `decode` makes this action of, float32 [A]."""
+    def encode(self, action: np.ndarray) -> np.ndarray:
+        """Returns the vector that `decode` makes this action of, float32 [A]."""
         given = np.asarray(action, np.float64).reshape(-1)
-        return (given if is_physical else ((given - self.centre) / self.half).clip(-1.0, 1.0)).astype(np.float32)
+        return (given if self.is_physical else ((given - self.centre) / self.half).clip(-1.0, 1.0)).astype(np.float32)
 
     def decode(self, actions: np.ndarray) -> np.ndarray | list[int]:
         """Returns the env's action for each of N vectors [N, A]; values are clipped to [-1, 1], or to the bounds."""

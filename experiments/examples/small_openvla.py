@@ -26,7 +26,6 @@ from policies.openvla.images import PREPROCESSOR
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import OpenVLAOFT, ProprioProjector
 from policies.openvla.prompt import BOS_TOKEN, STOP_TOKEN, prompt_for
-from policies.prompt_tokenizer import TOKENIZER
 from rlinf_embodied.command_line import main
 
 _FIRST_WORD = 512  # ids of words; those below are left to signs
@@ -60,7 +59,7 @@ def write_small(own: Options) -> Path:
     )
     words = {word: _FIRST_WORD + i for i, word in enumerate(dict.fromkeys(prompt_for(own.instruction).split()))}
     vocabulary = {"<unk>": 0, "<s>": BOS_TOKEN, "</s>": STOP_TOKEN, **words}
-    word_tokenizer(vocabulary, "<s>").save(str(folder / TOKENIZER))
+    word_tokenizer(vocabulary, "<s>").save(str(folder / "tokenizer.json"))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(own.seed)
         network = OpenVLA(config_of(_shapes(own)))

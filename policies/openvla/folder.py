@@ -17,32 +17,21 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from torch import Tensor, nn
+from torch import Tensor
 
-from policies.checkpoint_folder import read_json, write_json
+from policies.checkpoint_folder import read_json, read_tensors, write_json
 from policies.language_folder import INDEX, weight_files
 from policies.openvla.actions import range_of
-from policies.openvla.config import CONFIG, OPTIONS, WHOLE, Head, OpenVLAConfig, OpenVLAOptions, config_of
+from policies.openvla.config import CONFIG, WHOLE, Head, OpenVLAConfig, OpenVLAOptions, config_of
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import L1Head, OpenVLAOFT, ProprioProjector
-from policies.published_folder import (
-    OWN_FILES,
-    link_weights,
-    load_weights,
-    plain_weights,
-    read_tensors,
-    write_parts,
-)
-from rlinf_embodied.config import PolicyConfig
+from policies.published_folder import OWN_FILES, load_weights, plain_weights
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.interfaces.options import typed
 
 STATISTICS = "dataset_statistics.json"
 _SHARD_BYTES = 5 * 1000**3
 _COPIED = {".json", ".model", ".txt", ".jinja", ".py"}  # of tokenizers and processors
 _NOT_COPIED = {CONFIG, STATISTICS, INDEX, *OWN_FILES}
-SHAPE = ("decoding", "head", "proprio", "lora")  # options that decide which tensors there are
 _PARALLEL = "module."
 
 
@@ -133,7 +122,7 @@ def write_checkpoint(
     Weights that the folder holds are replaced.  A `model` has OFT's parts, which become side files; no weight file is
     larger than `shard_bytes`, unless one tensor is.
     """
-    _write_described(checkpoint, folder)
+    write_described(checkpoint, folder)
     for stale in [*folder.glob("model*.safetensors"), *folder.glob("*--*_checkpoint.pt"), folder / INDEX]:
         stale.unlink(missing_ok=True)  # it may be a link to a file of another folder
     weights = plain_weights(checkpoint.network)
@@ -146,27 +135,10 @@ def write_checkpoint(
             torch.save(tensors, folder / f"{part}--0_checkpoint.pt")
 
 
-def _write_described(checkpoint: Checkpoint, folder: Path) -> None:
+def write_described(checkpoint: Checkpoint, folder: Path) -> None:
     """Writes all of a checkpoint but its weights."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in checkpoint.files.items():
         (folder / name).write_bytes(content)
     write_json(folder / CONFIG, checkpoint.config.raw)
     write_json(folder / STATISTICS, checkpoint.statistics)
-
-
-# ------------------------------------------------------------------------------------------------ policies trained here
-def write_policy(
-    folder: Path, config: PolicyConfig, env: EnvSpec, checkpoint: Checkpoint, model: OpenVLAOFT, module: nn.Module
-) -> None:
-    """Writes a policy; weights below adapters are links to the files that they were read from.
-
-    `model` is the network with OFT's parts, `module` all of it, with critic and adapters.
-    """
-    lora = typed(config.options, OpenVLAOptions, OPTIONS).lora
-    if lora.rank and checkpoint.folder.is_dir():
-        _write_described(checkpoint, folder)
-        link_weights(checkpoint.folder, folder)
-    else:  # or an earlier checkpoint of the run, which was not kept
-        write_checkpoint(checkpoint, folder, model)
-    write_parts(folder, config, env, module, lora)

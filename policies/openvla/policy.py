@@ -14,28 +14,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from policies.adapters import inject_adapters
-from policies.checkpoint_folder import seeded
-from policies.critic import HIDDEN, Standardise, Standardises, ValueHead
+from policies.checkpoint_folder import dtype_of, seeded
+from policies.critic import HIDDEN, Standardise, ValueHead
+from policies.language_folder import read_tokenizer
 from policies.openvla.actions import OFT_EPSILON, ActionTokens, range_of
-from policies.openvla.config import OPTIONS, Decoding, Gripper, Head, OpenVLAOptions
+from policies.openvla.config import Decoding, Gripper, Head, OpenVLAOptions
 from policies.openvla.decoding import TokenDistribution, decode, predicting_states
-from policies.openvla.folder import SHAPE, Checkpoint, read_checkpoint, with_oft, write_policy
+from policies.openvla.folder import Checkpoint, read_checkpoint, with_oft, write_checkpoint, write_described
 from policies.openvla.images import read_processor
-from policies.openvla.oft import OpenVLAOFT
-from policies.openvla.prompt import OpenVLATokenizer, TokenRows
-from policies.published_folder import BeginsWithFolder, read_described, read_parts
+from policies.openvla.prompt import TokenRows, prompt_for, rows_of
+from policies.published_folder import OPTIONS, BeginsWithFolder
 from policies.vision import require_one_frame
-from rlinf_embodied.config import Critic, PolicyConfig, Precision
+from rlinf_embodied.config import Critic
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ObjectiveError
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.options import typed
+from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import (
     Evaluation,
     Features,
@@ -47,16 +47,7 @@ from rlinf_embodied.interfaces.policies import (
 from rlinf_embodied.learning.gradients import checkpoint_blocks
 
 
-class OpenVLAModule(nn.Module):
-    """All parameters: the network with OFT's parts, and a critic."""
-
-    def __init__(self, model: OpenVLAOFT, critic: nn.Module, privileged_dim: int) -> None:
-        super().__init__()
-        self.model, self.critic = model, critic
-        self.privileged_scale = Standardise(privileged_dim)
-
-
-class OpenVLAPolicy(Standardises, BeginsWithFolder):
+class OpenVLAPolicy(BeginsWithFolder):
     """Features: "images" uint8 [B, K, S, S, 3], "ids" int64 and "present" bool [B, L], "proprio" [B, P] if it is read.
 
     The record holds "tokens", ids of the vocabulary, int64 [B, C, A].
@@ -64,45 +55,29 @@ class OpenVLAPolicy(Standardises, BeginsWithFolder):
 
     example = "small_openvla.py"
     options_type = OpenVLAOptions
+    shape = ("decoding", "head", "proprio", "lora")
+    options: OpenVLAOptions
+    checkpoint: Checkpoint
 
-    @classmethod
-    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> OpenVLAPolicy:
-        """See Policy; published folders need `env` and `config`.
-
-        Raises:
-            CheckpointError: the folder is damaged or of another policy, see policies/openvla/folder.py.
-            ConfigError: options that are unknown, or do not fit the folder or the env.
-        """
-        config, env = read_described(folder, env, config, OpenVLAOptions, SHAPE)
-        options, cameras = typed(config.options, OpenVLAOptions, OPTIONS), list(env.cameras)
+    def _read(self, folder: Path) -> None:
+        config, env, options, cameras = self.config, self.env, self.options, list(self.env.cameras)
         require(bool(cameras), "env.cameras", cameras, "the policy sees", "name at least one camera")
         require_one_frame(config, env)
         if options.decoding is Decoding.autoregressive:
             rule = "autoregressive OpenVLA decides on one action at a time"
             require(env.chunk == 1, "env.chunk", env.chunk, rule, "set env.chunk=1")
-            require(
-                len(cameras) == 1, "env.cameras", cameras, "autoregressive OpenVLA sees one image", "name one camera"
-            )
-        checkpoint = read_checkpoint(
-            folder, torch.bfloat16 if options.precision is Precision.bfloat16 else torch.float32
-        )
-        policy = cls.__new__(cls)
-        policy._build(config, env, options, checkpoint, with_oft(checkpoint, options, env.chunk))
-        read_parts(folder, policy.module, bool(options.lora.rank))
-        return policy
-
-    def _build(
-        self, config: PolicyConfig, env: EnvSpec, options: OpenVLAOptions, checkpoint: Checkpoint, model: OpenVLAOFT
-    ) -> None:
-        self.config, self.env, self.options, self.checkpoint = config, env, options, checkpoint
+            rule = "autoregressive OpenVLA sees one image"
+            require(len(cameras) == 1, "env.cameras", cameras, rule, "name one camera")
+        self.checkpoint = checkpoint = read_checkpoint(folder, dtype_of(options.precision))
+        model = with_oft(checkpoint, options, env.chunk)
         self.spec = token_spec(config, env)
         statistics, key, towers = checkpoint.statistics, options.unnorm_key, model.network.vision_backbone
         self.range = range_of(statistics, key, dim=env.action_dim)
         self._proprio_range = range_of(statistics, key, "proprio", env.proprio_dim) if options.proprio else None
         self._tokens = ActionTokens(checkpoint.config.num_tokens, checkpoint.config.num_bins)
-        processor = read_processor(checkpoint.folder, checkpoint.config)
+        processor = read_processor(folder, checkpoint.config)
         self._processor = replace(processor, resize=options.resize, crop_area=options.crop_area)
-        self._tokenizer = OpenVLATokenizer(checkpoint.folder, checkpoint.config.pad_token_id)
+        self._tokenizer = read_tokenizer(folder)
         self._prompts: dict[str, TokenRows] = {}
         if options.lora.rank:
             still = [towers] if options.freeze_vision else towers.unread()
@@ -116,16 +91,16 @@ class OpenVLAPolicy(Standardises, BeginsWithFolder):
                 critic = ValueHead(env.privileged_dim, options.critic_hidden_size)
             else:
                 critic = _chunk_value_head(model.network.dim, options.critic_hidden_size, env.chunk)
-        self.module: OpenVLAModule = OpenVLAModule(model, critic, env.privileged_dim).eval()
+        scale = Standardise(env.privileged_dim)
+        self.module: Any = nn.ModuleDict({"model": model, "critic": critic, "privileged_scale": scale}).eval()
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
         """Returns what the network reads, in the size in which it reads it."""
         assert observation.images, "a vision policy was handed an observation without images"
-        device, width = observation.proprio.device, self.options.prompt_length
-        for text in observation.instruction:
-            if text not in self._prompts:
-                self._prompts[text] = self._tokenizer.row(text, width)
+        device, width, pad = observation.proprio.device, self.options.prompt_length, self.checkpoint.config.pad_token_id
+        for text in {*observation.instruction} - self._prompts.keys():
+            self._prompts[text] = rows_of([self._tokenizer(prompt_for(text))["input_ids"]], pad, width)
         prompts = [self._prompts[text] for text in observation.instruction]
         features = {
             "images": torch.stack([self._squared(images) for images in observation.images.values()], 1),
@@ -192,12 +167,12 @@ class OpenVLAPolicy(Standardises, BeginsWithFolder):
     ) -> Evaluation:
         """Returns log-probs and entropy [B, C, A] of given "tokens", and values where the critic reads the network."""
         tokens, shape = record["tokens"].flatten(1), record["tokens"].shape
-        hidden, output_layer = self._hidden(features, tokens), self.module.model.network.output_layer
+        hidden, output_layer = self._states(features, tokens), self.module.model.network.output_layer
         log_probs, entropy = self._distribution(temperature).score(hidden, output_layer, tokens, entropy_gradient)
         values = self._values(hidden) if self.config.critic is Critic.observation else None
         return Evaluation(log_probs.view(shape), entropy.view(shape), values)
 
-    def _hidden(self, features: Features, tokens: Tensor) -> Tensor:
+    def _states(self, features: Features, tokens: Tensor) -> Tensor:
         """Returns the states [B, C * A, D] that predict tokens [B, C * A]."""
         self._require_log_probs()
         rows, pixels, proprio = self._inputs(features)
@@ -216,20 +191,15 @@ class OpenVLAPolicy(Standardises, BeginsWithFolder):
         return self.module.critic(hidden[:, 0].float())
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        if self.config.critic is Critic.privileged:
-            assert privileged is not None, "a privileged critic was handed no privileged state"
-            return self.module.critic(self.module.privileged_scale(privileged))
-        return self._values(features[HIDDEN] if HIDDEN in features else self._first_hidden(features))
+        if self.config.critic is Critic.observation and HIDDEN not in features:
+            features = {HIDDEN: self._hidden(features)}  # with a gradient: this critic trains the network, too
+        return super().value(features, privileged)
 
-    def _first_hidden(self, features: Features) -> Tensor:
-        """Returns the state that predicts the first token [B, 1, D], which has seen none of them."""
+    def _hidden(self, features: Features) -> Tensor:
+        """Returns the state that predicts the first token, float32 [B, D], which has seen none of them."""
         shape = len(features["ids"]), self.spec.chunk * self.spec.action_dim
         nothing = torch.full(shape, self._tokens.num_tokens - 1, device=features["ids"].device)
-        return self._hidden(features, nothing)[:, :1]
-
-    @torch.no_grad()
-    def value_features(self, features: Features) -> Features:
-        return {HIDDEN: self._first_hidden(features)}
+        return self._states(features, nothing)[:, 0].float()
 
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
@@ -239,15 +209,15 @@ class OpenVLAPolicy(Standardises, BeginsWithFolder):
 
     def value_parameters(self) -> list[nn.Parameter]:
         """Returns the critic, with the network where it reads that."""
-        critic = list(self.module.critic.parameters())
-        return critic if self.config.critic is Critic.privileged else [*self.policy_parameters(), *critic]
+        shared = [] if self.config.critic is Critic.privileged else self.policy_parameters()
+        return [*shared, *super().value_parameters()]
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed cross-entropy of demonstrated tokens among action tokens, a mean over a row's C * A."""
         ids = self._tokens.encode(self._normalised(actions.cpu().numpy()))
         tokens = torch.from_numpy(ids).flatten(1).to(actions.device)
         output_layer = self.module.model.network.output_layer
-        found, _ = self._distribution(1.0).score(self._hidden(features, tokens), output_layer, tokens)
+        found, _ = self._distribution(1.0).score(self._states(features, tokens), output_layer, tokens)
         return mean_of_rows(-found.view(len(actions), self.spec.chunk, -1), targets).sum()
 
     def _normalised(self, actions: np.ndarray) -> np.ndarray:
@@ -259,9 +229,11 @@ class OpenVLAPolicy(Standardises, BeginsWithFolder):
         return self.range.normalise(wanted)
 
     # ---------------------------------------------------------------------------------------------------------- files
-    def save(self, folder: Path) -> None:
-        """Writes the published layout with what this project adds; see folder.py."""
-        write_policy(folder, self.config, self.env, self.checkpoint, self.module.model, self.module)
+    def _write(self, folder: Path, weights: bool) -> None:
+        if weights:
+            write_checkpoint(self.checkpoint, folder, self.module.model)
+        else:
+            write_described(self.checkpoint, folder)
 
 
 def _chunk_value_head(dim: int, hidden_size: int, chunk: int) -> nn.Sequential:

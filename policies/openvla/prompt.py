@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from policies.prompt_tokenizer import PromptTokenizer
 from rlinf_embodied.errors import ConfigError
 
 BOS_TOKEN, STOP_TOKEN, EMPTY_TOKEN = 1, 2, 29871
@@ -51,15 +49,3 @@ def rows_of(prompts: Sequence[Sequence[int]], pad_token_id: int, width: int | No
     padded = [[BOS_TOKEN, *[pad_token_id] * (length - len(ids)), *ids[1:]] for ids in ended]
     present = [[True, *[False] * (length - len(ids)), *[True] * (len(ids) - 1)] for ids in ended]
     return TokenRows(torch.tensor(padded), torch.tensor(present))
-
-
-class OpenVLATokenizer(PromptTokenizer):
-    """The tokenizer of a checkpoint folder; prompts are rows of one width."""
-
-    def __init__(self, folder: Path, pad_token_id: int) -> None:
-        super().__init__(folder, action="copy it again")
-        self._pad_token_id = pad_token_id
-
-    def row(self, instruction: str, width: int) -> TokenRows:
-        """Returns the prompt of an instruction as a row of `width`; see `rows_of` for errors."""
-        return rows_of([self.ids(prompt_for(instruction))], self._pad_token_id, width)

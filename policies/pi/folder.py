@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from policies.checkpoint_folder import write_json
+from policies.checkpoint_folder import read_tensors, write_json
 from policies.language_folder import weight_files
 from policies.pi.config import CONFIG, Family, PiConfig, read_config
 from policies.pi.network import FlowNetwork, keep_float32, new_network
 from policies.pi.processors import PaddedTokenizer, Processors, read_processors, write_processors
-from policies.published_folder import load_weights, plain_weights, read_tensors
+from policies.published_folder import load_weights, plain_weights
 
 BACKBONE, _WEIGHTS, _PREFIX = "backbone", "model.safetensors", "model."
 _COPIED = {".json", ".jinja", ".model", ".txt"}  # of a backbone

@@ -20,20 +20,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from policies.adapters import inject_adapters
-from policies.checkpoint_folder import read_json, seeded
-from policies.critic import HIDDEN, Standardise, Standardises, ValueHead
+from policies.checkpoint_folder import dtype_of, read_json, seeded
+from policies.critic import Standardise, ValueHead
 from policies.flow import ActsByFlow, Expert, NoiseHead, StepNoise, pending_features
-from policies.pi.config import ACTION, OPTIONS, STATE, WHOLE, Family, PiOptions
+from policies.pi.config import ACTION, STATE, WHOLE, Family, PiOptions
 from policies.pi.folder import Checkpoint, read_checkpoint, write_checkpoint, write_described
 from policies.pi.network import Prefix
 from policies.pi.processors import resized
-from policies.published_folder import FILE, BeginsWithFolder, link_weights, read_described, read_parts, write_parts
+from policies.published_folder import FILE, OPTIONS, BeginsWithFolder
 from policies.vision import image_features, require_seen
-from rlinf_embodied.config import Critic, PolicyConfig, Precision
+from rlinf_embodied.config import Critic
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Features
 from rlinf_embodied.learning.gradients import checkpoint_blocks
 
@@ -41,7 +40,7 @@ _CAMERA = "observation.images."
 _IMAGE = "images."  # as `image_features` names them
 
 
-class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
+class PiPolicy(ActsByFlow, BeginsWithFolder):
     """Features: "proprio" [B, P], and "keys" and "values" [B, layers, heads, L, D] with "valid" [B, L] of the prefix.
 
     Or, where the language model is trained or nothing is cached, "ids" and "present" [B, L], and the images.
@@ -49,32 +48,21 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
 
     example = "small_pi.py"
     options_type = PiOptions
+    shape, adapted = ("lora",), ("expert_only", "freeze_vision")
+    options: PiOptions
+    checkpoint: Checkpoint
 
-    @classmethod
-    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> PiPolicy:
-        """See Policy; published folders need `env` and `config`.
-
-        Raises:
-            CheckpointError: the folder is damaged or of another policy, see policies/pi/folder.py.
-            ConfigError: options that are unknown, or do not fit the folder or the env.
-        """
-        config, env = read_described(folder, env, config, PiOptions, ("lora",), ("expert_only", "freeze_vision"))
-        options = typed(config.options, PiOptions, OPTIONS)
+    def _read(self, folder: Path) -> None:
+        config, env, options = self.config, self.env, self.options
         require_seen(config, env)
         path, backbone = folder / FILE, options.backbone
         if path.is_file() and backbone == read_json(path, WHOLE)["policy"]["options"].get("backbone"):
             backbone = None  # a folder that was trained here holds it
-        dtype = torch.bfloat16 if options.precision is Precision.bfloat16 else torch.float32
-        checkpoint = read_checkpoint(folder, None if backbone is None else Path(backbone).expanduser(), dtype)
+        place = None if backbone is None else Path(backbone).expanduser()
+        checkpoint = read_checkpoint(folder, place, dtype_of(options.precision))
         if checkpoint.processors.are_unmeasured:  # a base model is of no robot
             robot = checkpoint.config.of_robot(env.proprio_dim, env.action_dim)
             checkpoint = replace(checkpoint, config=robot)
-        policy = cls.__new__(cls)
-        policy._build(config, env, options, checkpoint)
-        read_parts(folder, policy.module, bool(options.lora.rank))
-        return policy
-
-    def _build(self, config: PolicyConfig, env: EnvSpec, options: PiOptions, checkpoint: Checkpoint) -> None:
         own, network = checkpoint.config, checkpoint.network
         _require_fitting(env, checkpoint)
         self._cameras = _matched(checkpoint, env, options)
@@ -82,7 +70,6 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
         processors = replace(checkpoint.processors, rename={**checkpoint.processors.rename, **names})
         acted = replace(own, raw={**own.raw, "n_action_steps": env.executed})
         self.checkpoint = replace(checkpoint, config=acted, processors=processors)
-        self.config, self.env, self.options = config, env, options
         self._flows(config.name, options, env, own.steps, own.max_action_dim)
         trained = network.trained(language=not options.expert_only, vision=not options.freeze_vision)
         if options.lora.rank:
@@ -162,27 +149,15 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
         actions = self.checkpoint.processors.robot_actions(x[..., : self.env.action_dim], features["proprio"])
         return actions.clamp(-1.0, 1.0) if self.options.clip_actions else actions
 
-    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        if self.config.critic is Critic.privileged:
-            assert privileged is not None, "a privileged critic was handed no privileged state"
-            return self.module.critic(self.module.privileged_scale(privileged))
-        return self.module.critic(self.value_features(features)[HIDDEN])
-
-    @torch.no_grad()
-    def value_features(self, features: Features) -> Features:
-        if HIDDEN in features:
-            return features
+    def _hidden(self, features: Features) -> Tensor:
         empty = torch.zeros(len(features["proprio"]), *self.flow.shape, device=features["proprio"].device)
-        return {HIDDEN: self.module.model.hidden(self._prefix(features), empty, empty[:, 0, 0])}
+        return self.module.model.hidden(self._prefix(features), empty, empty[:, 0, 0])
 
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
         """Returns what of the network is trained: the expert, the language model and vision if asked, or adapters."""
         parts = [part for name, part in self.module.items() if name in ("model", "noise")]
         return [p for part in parts for p in part.parameters() if p.requires_grad]
-
-    def value_parameters(self) -> list[nn.Parameter]:
-        return list(self.module.critic.parameters())
 
     @property
     def normalisation(self) -> Mapping[str, Normalisation]:
@@ -224,16 +199,8 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
         return len(actions) * (losses * ~is_pad).sum() / (~is_pad).sum().clamp(min=1)
 
     # ---------------------------------------------------------------------------------------------------------- files
-    def save(self, folder: Path) -> None:
-        """Writes LeRobot's layout with what this project adds; weights below adapters are links to where they lie."""
-        checkpoint, lora = self.checkpoint, self.options.lora
-        folder.mkdir(parents=True, exist_ok=True)
-        if lora.rank and checkpoint.folder.is_dir():
-            link_weights(checkpoint.folder, folder)
-            write_described(checkpoint, folder)
-        else:
-            write_checkpoint(checkpoint, folder)
-        write_parts(folder, self.config, self.env, self.module, lora)
+    def _write(self, folder: Path, weights: bool) -> None:
+        (write_checkpoint if weights else write_described)(self.checkpoint, folder)
 
 
 def _require_fitting(env: EnvSpec, checkpoint: Checkpoint) -> None:

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from policies.language_folder import read_tokenizer
 from policies.lerobot_processors import POST, PRE, read_normalisation, read_steps, write_steps
 from policies.pi.config import ACTION, STATE, Family, PiConfig
-from policies.prompt_tokenizer import PromptTokenizer
 from rlinf_embodied.config import NormMode
 from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.data.relative_actions import RelativeActions
@@ -58,27 +58,44 @@ def resized(images: Tensor, size: tuple[int, int], centred: bool) -> Tensor:
 
 
 # -------------------------------------------------------------------------------------------------------------- prompts
-class PaddedTokenizer(PromptTokenizer):
+class PaddedTokenizer:
     """The tokenizer of a backbone; rows are padded on the right."""
 
     def __init__(self, folder: Path, max_length: int, longest: bool) -> None:
-        """Reads it; rows have max_length tokens or, with `longest`, as many as the longest of them."""
-        super().__init__(folder, max_length, _BACKBONE)
-        self._max_length, self._longest, self._pad = max_length, longest, self.special("pad_token", "<pad>")
+        """Reads it; rows have max_length tokens or, with `longest`, as many as the longest of them.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        try:
+            self._tokenizer: Any = read_tokenizer(folder)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}: {_BACKBONE}") from error
+        self._max_length, self._longest = max_length, longest
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = "<pad>"
 
     @property
     def image_tokens(self) -> tuple[int, int]:
         """The ids of the tokens around an image and of a whole image, of SmolVLM's tokenizer."""
-        around = self.special("fake_image_token", "<fake_token_around_image>")
-        return around, self.special("global_image_token", "<global-img>")
+        return (
+            self._special("fake_image_token", "<fake_token_around_image>"),
+            self._special("global_image_token", "<global-img>"),
+        )
+
+    def _special(self, name: str, otherwise: str) -> int:
+        token = str(self._tokenizer.init_kwargs.get(name, otherwise))
+        number = self._tokenizer.get_vocab().get(token)
+        if number is None:
+            raise CheckpointError(f"{name} is {token!r}, but the tokenizer has no such token: {_BACKBONE}")
+        return number
 
     def __call__(self, prompts: Sequence[str], fixed: bool = False) -> tuple[Tensor, Tensor]:
         """Returns ids int64 [B, L] and which of them are no padding, bool [B, L]; if `fixed`, L is max_length."""
-        rows = [self.ids(prompt) for prompt in prompts]
-        length = max(map(len, rows)) if self._longest and not fixed else self._max_length
-        padded = [ids + [self._pad] * (length - len(ids)) for ids in rows]
-        present = [[True] * len(ids) + [False] * (length - len(ids)) for ids in rows]
-        return torch.tensor(padded, dtype=torch.long), torch.tensor(present)
+        padding = "longest" if self._longest and not fixed else "max_length"
+        how = {"padding": padding, "padding_side": "right", "truncation": True, "max_length": self._max_length}
+        found = self._tokenizer(list(prompts), return_tensors="pt", **how)
+        return found["input_ids"], found["attention_mask"].bool()
 
 
 def prompt_for(family: Family, task: str, state: Tensor) -> str:

@@ -2,17 +2,17 @@
 
     env.py        the section `env`
     learning.py   the sections `policy` and `warm_start`
-    algorithm.py  the section `algorithm`, as far as every algorithm has it; their dataclasses are in algorithms/
+    algorithm.py  the common part of the section `algorithm`; each algorithm has a dataclass in algorithms/
     hierarchy.py  the section `hierarchy` of training in simulators
     language.py   the sections `data`, `policy` of the reasoning workflow
     reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval`, `samples` of that workflow
     machine.py    the sections `plan`, `cluster`, `recovery`
     run.py        the sections `run`, `eval`, `checkpoint`
-    commands.py   what the other commands read, section by section; the checks that span several
-    checks.py     the form of every check
+    commands.py   the config of each command, and the checks that span several sections
+    checks.py     the functions that all checks use
 
-The defaults live here; the files under configs/ only say what differs.  A check names the path, the value, the rule
-and what to do next.  Sections are handed to the component they belong to; only the entry points get the whole.
+All defaults are here; the files under configs/ contain only what differs from them.  Errors name the path, the value,
+the rule and the next action.  A component receives its own section; only the entry points receive the whole config.
 """
 
 from rlinf_embodied.config.algorithm import LOSSES, AlgorithmConfig, Level, PolicyLoss, Reduction, Sharding, Source

@@ -1,4 +1,4 @@
-"""The section `algorithm`: what every algorithm has.  Each has its dataclass in its module (algorithms/)."""
+"""The section `algorithm`: settings that every algorithm has.  Each algorithm's own dataclass is in algorithms/."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 class Resampling:
     """Rollouts are repeated until enough groups of episodes differ in their outcome."""
 
-    num_groups: int  # of a rollout
-    min_groups: int  # that suffice
+    num_groups: int  # per rollout
+    min_groups: int  # useful groups that end the repetition
     drop: bool  # whether groups without a difference are dropped
     max_rounds: int
 
 
 class Source(StrEnum):
-    """What an algorithm learns from."""
+    """The data that an algorithm learns from."""
 
-    rollouts = "rollouts"  # whole rollouts of the weights that are trained, used once
+    rollouts = "rollouts"  # whole rollouts of the trained weights, used once
     transitions = "transitions"  # single env steps from the replay buffer
-    demonstrations = "demonstrations"  # episodes of files or of the scripted expert, again and again
+    demonstrations = "demonstrations"  # episodes of files or of the scripted expert, used repeatedly
 
 
 class Level(StrEnum):
-    """How far log-probs are summed before a ratio is formed."""
+    """What a ratio is formed for: log-probs are summed within it first."""
 
     token = "token"
     action = "action"
@@ -51,13 +51,13 @@ LOSSES = {  # names of policy losses on the command line and in presets
 
 @dataclass(kw_only=True, slots=True)
 class PolicyLoss:
-    """The policy's loss as a function of importance ratios; a subclass adds its options as fields, and the formula.
+    """A policy loss as a function of importance ratios; a subclass adds its options as fields, and the formula.
 
-    `algorithm.loss._target_` names the subclass, and a name in LOSSES one of algorithms/policy_losses.py.
+    `algorithm.loss._target_` names the subclass; the names in LOSSES stand for those of algorithms/policy_losses.py.
     """
 
-    needs_reference: ClassVar[bool] = False  # log-probs under the policy that the run began with, which is kept
-    sequence_level: ClassVar[bool] = False  # one ratio per chunk, or completion: the geometric mean over its choices
+    needs_reference: ClassVar[bool] = False  # whether it uses log-probs under the run's starting policy
+    sequence_level: ClassVar[bool] = False  # one ratio per chunk or completion: the geometric mean over its choices
     regularizes: ClassVar[bool] = True  # whether an entry without an advantage has a gradient; false saves passes
     takes_dual_clip: ClassVar[bool] = False
 
@@ -77,14 +77,14 @@ class Reduction(StrEnum):
 
 
 class Sharding(StrEnum):
-    """Where the actor's weights and optimizer state live while it trains."""
+    """How the actor's weights and optimizer state are distributed during training."""
 
-    none = "none"  # whole, in each of its workers
-    fsdp2 = "fsdp2"  # in slices over its workers, see docs/reasoning.md and docs/openvla.md
+    none = "none"  # a whole copy in each of its workers
+    fsdp2 = "fsdp2"  # sharded over its workers, see docs/reasoning.md and docs/pi.md
 
 
 def require_exact(exact: Exactness, path: str, reduction: Reduction, compile: bool = False) -> None:
-    """Checks that what a learner's section `path` asks for keeps the promise of run.exact."""
+    """Checks that the settings of a learner's section `path` are compatible with run.exact."""
     holds, rule = reduction is not Reduction.fast or not exact.holds, "run.exact=true needs sums in a fixed order"
     require(holds, f"{path}.reduction", reduction.value, rule, f"set run.exact=false or {path}.reduction=auto")
     holds = not compile or exact is not Exactness.portable
@@ -93,14 +93,14 @@ def require_exact(exact: Exactness, path: str, reduction: Reduction, compile: bo
 
 
 def require_dual_clip(dual_clip: float | None, loss: PolicyLoss) -> None:
-    """Checks that a dual clip is one of a loss that it bounds."""
+    """Checks that a dual clip is above 1 and given for a loss that has one."""
     rule, action = f"{type(loss).__name__} has no such bound", "leave it out, or use algorithm.loss=clipped"
     require(dual_clip is None or loss.takes_dual_clip, "algorithm.dual_clip", dual_clip, rule, action)
     require(dual_clip is None or dual_clip > 1, "algorithm.dual_clip", dual_clip, "it lies above 1", "use 3.0")
 
 
 def require_correction(staleness: int, tis_cap: float | None) -> None:
-    """Checks that samples of earlier weights are corrected for."""
+    """Checks that an off-policy correction is set if rollouts use earlier weights."""
     rule = f"with a staleness of {staleness} (of the plan, or plan.max_staleness) other weights sample than are trained"
     action = "correct for them with algorithm.tis_cap=2.0, or use plan.max_staleness=0"
     require(staleness == 0 or tis_cap is not None, "algorithm.tis_cap", tis_cap, rule, action)
@@ -108,24 +108,24 @@ def require_correction(staleness: int, tis_cap: float | None) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class AlgorithmConfig:
-    """What every algorithm has; a subclass adds its own numbers and says what it is."""
+    """Settings that every algorithm has; a subclass adds its own settings and class variables."""
 
-    name: ClassVar[str]  # for people
+    name: ClassVar[str]  # displayed
     learns_from: ClassVar[Source]
     acts: ClassVar[bool] = True  # whether the policy acts in the env; otherwise it learns from `data` alone
-    columns: ClassVar[tuple[str, ...]] = ()  # of the transitions that it needs, see algorithms/transitions.py
-    policy_method: ClassVar[str] = "evaluate"  # that the policy must have
+    columns: ClassVar[tuple[str, ...]] = ()  # columns of transitions that it needs, see algorithms/transitions.py
+    policy_method: ClassVar[str] = "evaluate"  # method that the policy must have
     has_critic: ClassVar[bool] = False  # whether it estimates values
 
-    _target_: str = ""  # dotted path of this dataclass, which chooses it; files in configs/algorithm give it
+    _target_: str = ""  # dotted path of the algorithm's dataclass; presets in configs/algorithm set it
     lr: float = 3e-4
-    beta1: float = 0.9  # of Adam, as the next three
-    beta2: float = 0.999
+    beta1: float = 0.9  # of Adam
+    beta2: float = 0.999  # of Adam
     adam_eps: float = 1e-8
-    weight_decay: float = 0.0  # decoupled
+    weight_decay: float = 0.0  # decoupled, as in AdamW
     reduction: Reduction = Reduction.auto
-    precision: Precision = Precision.float32  # of rollouts and passes, a critic on privileged state excepted
-    compile: bool = False  # passes of the update, by torch.compile (docs/gymnasium.md)
+    precision: Precision = Precision.float32  # of rollouts and passes, except those of a critic on privileged state
+    compile: bool = False  # compile the update's passes with torch.compile (docs/gymnasium.md)
 
     def __post_init__(self) -> None:
         require_numbers(self, "algorithm", "lr", "adam_eps", low=0, above=True)
@@ -141,12 +141,12 @@ class AlgorithmConfig:
         """Checks the algorithm against the other sections of a training."""
 
     def bootstraps(self, critic: Critic) -> bool:
-        """Returns whether an episode continues for the algorithm behind a time-out: the value there counts."""
+        """Returns whether the algorithm counts the value after a time-out."""
         return False
 
     @property
     def needs_success(self) -> bool:
-        """Whether episodes count by whether they are solved; tasks that cannot be solved are refused."""
+        """Whether it compares episodes by success; tasks without success are refused."""
         return False
 
     @property

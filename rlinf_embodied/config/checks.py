@@ -1,4 +1,4 @@
-"""The form of every check: path, value, rule, and what to do next."""
+"""Checks whose errors name the config path, the value, the rule and the next action."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
 
-_FINITE = sys.float_info.max  # the largest number but infinity
+_FINITE = sys.float_info.max  # the largest finite number
 
 
 def require(holds: bool, path: str, value: object, rule: str, action: str) -> None:
-    """Raises a ConfigError where a rule does not hold for the value at a path such as "env.chunk"; says what to do."""
+    """Raises a ConfigError if `rule` does not hold for the value at a path such as "env.chunk"; names the remedy."""
     if not holds:
         raise ConfigError(f"{path} is {value!r}, but {rule}: {action}")
 
@@ -36,21 +36,21 @@ def require_numbers(
 
 
 def require_one_of(section: Any, path: str, name: str, *choices: object) -> None:
-    """Checks that a value of a section is one of some."""
+    """Checks that the value `name` of a section is one of `choices`."""
     value, known = getattr(section, name), [str(choice) for choice in choices if choice is not None]
     rule = f"it is {', '.join(known[:-1])} or {known[-1]}"
     require(value in choices, f"{path}.{name}".removeprefix("."), value, rule, f"use {known[0]}")
 
 
 def did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
-    """Returns a question with the name nearest to a word; an empty text where none is near."""
+    """Returns a question that suggests the name most similar to `word`; an empty text if none is similar."""
     close = difflib.get_close_matches(word, names, n=1)
     return f" did you mean {prefix}{close[0]}?" if close else ""
 
 
 @contextmanager
 def within(section: str) -> Iterator[None]:
-    """Names what is refused inside the block by its path in a section that holds others of the same form.
+    """Prefixes the paths in errors raised inside the block with `section`, which has sections named like others.
 
     Within "hierarchy" the error "algorithm.gamma is 2.0, ..." becomes "hierarchy.algorithm.gamma is 2.0, ...".
     """

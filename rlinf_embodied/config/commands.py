@@ -25,24 +25,24 @@ from rlinf_embodied.config.reasoning import (
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 
-# What may change when a run resumes (training/resume.py): how long it trains, where and how fast it runs, what is
-# looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
-# algorithm, generation, reward and warm start are those of its first iteration.
+# Keys that may change when a run resumes (training/resume.py): its length, where and how fast it runs, evaluation,
+# checkpoints and logging.  All others stay as in the first iteration: seed, exactness, env, data, policy, algorithm,
+# generation, reward and warm start.
 FREE_ON_RESUME = (
     *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval."),
     *("warm_start.cache_dir", "warm_start.decoders"),
     *("run.dir", "run.num_iterations", "run.until_success", "run.patience"),
     *("run.dry", "run.tensorboard", "run.wandb"),
     *("env.control_hz", "env.rows_per_call"),
-    # ManiSkill's: what it comes to on this machine is compared with the checkpoint's fingerprint
+    # ManiSkill's: the backend that results on this machine is compared with the checkpoint's fingerprint
     "env.options.backend",
 )
-KEPT_ON_RESUME = ("plan.max_staleness",)  # of these: what is not a matter of speed alone
+KEPT_ON_RESUME = ("plan.max_staleness",)  # exceptions to these, which affect the weights
 
 
 @dataclass(kw_only=True, slots=True)
 class TrainingConfig:
-    """What every training has."""
+    """Sections that every training has."""
 
     cluster: ClusterConfig
     plan: PlanConfig = field(default_factory=PlanConfig)
@@ -59,9 +59,9 @@ class TrainConfig(TrainingConfig):
     env: EnvConfig
     policy: PolicyConfig
     algorithm: AlgorithmConfig
-    data: str | None = None  # what is learned from, joined by commas: of algorithm=sft and algorithm.bc_coef files of
-    # demonstrations (.h5 of ManiSkill, LeRobot or RLDS folders), perhaps with weights (<path>:<weight>); otherwise
-    # recorded transitions, the checkpoints of runs that acted
+    # For algorithm=sft and algorithm.bc_coef: demonstrations (.h5 of ManiSkill, LeRobot or RLDS folders), each perhaps
+    # with a weight, <path>:<weight>; otherwise recorded transitions, which are checkpoints of off-policy runs.
+    data: str | None = None  # files or folders to learn from, joined by commas
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     hierarchy: HierarchyConfig = field(default_factory=HierarchyConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -92,7 +92,7 @@ class TrainConfig(TrainingConfig):
             require(bool(env.cameras) or not names, f"{path}.augment", names, rule, action)
 
     def _paid_once(self, env: EnvConfig) -> EnvConfig:
-        """Returns the env whose success bonus does not come in addition to the value after a time-out."""
+        """Returns the env section with a success bonus that is not added to a bootstrapped value after a time-out."""
         high = self.hierarchy
         levels = [(high.algorithm, high.policy)] if high.on else []
         levels += [] if high.on and high.frozen else [(self.algorithm, self.policy)]
@@ -109,13 +109,12 @@ class TrainConfig(TrainingConfig):
 
 @dataclass(kw_only=True, slots=True)
 class RemoteConfig:
-    """The policy server that acts where policy=remote (docs/serving.md)."""
+    """The policy server of policy=remote (docs/serving.md)."""
 
     url: str | None = None  # ws://<host>:<port>
-    timeout_s: float = 60.0  # limit of an answer
-    keys: dict[str, str] = field(default_factory=dict)  # {<the server's key>: <ours>}, for example
-    # {observation/image: observation.images.base_camera}
-    chunk: int = 0  # how many of an answer's actions are used; a command sets it to env.chunk
+    timeout_s: float = 60.0  # time limit of a response
+    keys: dict[str, str] = field(default_factory=dict)  # {observation/image: observation.images.base_camera}, ours last
+    chunk: int = 0  # number of actions of a response that are used; a command sets it to env.chunk
 
     def __post_init__(self) -> None:
         fits, rule = self.url is None or self.url.startswith(("ws://", "wss://")), "it names a websocket"
@@ -128,13 +127,13 @@ class ServeConfig:
     """Everything that experiments/serve_policy.py reads."""
 
     checkpoint: str
-    host: str = "127.0.0.1"  # whose clients are answered: of this machine only; 0.0.0.0: of all that reach it
+    host: str = "127.0.0.1"  # interface to listen on: clients of this machine only; 0.0.0.0: any client
     port: int = 8000  # 0: any that is free
-    max_batch: int = 16  # observations of a policy call, at most
-    wait_ms: float = 2.0  # for the requests of other connected clients, before a policy call
+    max_batch: int = 16  # largest number of observations in a policy call
+    wait_ms: float = 2.0  # wait before a policy call for requests of other connected clients
     keys: dict[str, str] = field(default_factory=dict)  # {<a client's key>: <ours>}, see docs/serving.md
-    prompt: str | None = None  # the instruction of requests that have none
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)  # whose first device computes
+    prompt: str | None = None  # instruction for requests without one
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)  # its first device computes
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
@@ -149,9 +148,9 @@ class ServeEnvConfig:
 
     checkpoint: str | None = None
     env: EnvConfig = field(default_factory=EnvConfig)
-    host: str = "127.0.0.1"  # whose clients are answered: of this machine only; 0.0.0.0: of all that reach it
+    host: str = "127.0.0.1"  # interface to listen on: clients of this machine only; 0.0.0.0: any client
     port: int = 8100  # 0: any that is free
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)  # on whose first device it simulates
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)  # it simulates on the first device
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
@@ -174,7 +173,7 @@ class ExportConfig:
     policy: str = "checkpoint"  # checkpoint, expert or remote
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     num_episodes: int = 100
-    successes_only: bool = True  # false: write episodes that fail, too
+    successes_only: bool = True  # false: write failed episodes as well
     video: bool = False  # images as videos (smaller, not exact) instead of PNG
     env: EnvConfig = field(default_factory=EnvConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -227,13 +226,13 @@ class MathConfig(TrainingConfig):
 
     @property
     def rl(self) -> ReasoningAlgorithmConfig:
-        """The algorithm of a run that samples completions."""
+        """The algorithm of a run with RL."""
         assert isinstance(self.algorithm, ReasoningAlgorithmConfig)
         return self.algorithm
 
     @property
     def num_turns(self) -> int:
-        """Turns of an episode, at most."""
+        """Largest number of turns of an episode."""
         return self.tool.num_turns if self.agent._target_ is None else self.agent.max_requests
 
     @property
@@ -248,7 +247,7 @@ class MathConfig(TrainingConfig):
 
     @property
     def rows_per_block(self) -> int:
-        """Completions of a block: all of a round that has fewer than generation.rows_per_block."""
+        """Completions of a block: generation.rows_per_block, or all of a smaller round."""
         return min(self.generation.rows_per_block, self.num_rows)
 
     @property
@@ -261,18 +260,18 @@ class MathConfig(TrainingConfig):
 
     @property
     def carried_per_block(self) -> int:
-        """Prompts of a block that are under way beyond those that an iteration trains on."""
+        """Additional prompts of a block that are in flight (episodes.carried)."""
         return round(self.episodes.carried * self.prompts_per_block)
 
     @property
     def blocks_per_batch(self) -> int:
-        """Blocks of a decoding batch: as many as generation.rows_per_batch has room for, in batches of equal size."""
+        """Blocks of a decoding batch: as many as fit into generation.rows_per_batch, in batches of equal size."""
         return largest(self.rows_per_block, self.generation.rows_per_batch, self.num_rows) // self.rows_per_block
 
 
 @dataclass(kw_only=True, slots=True)
 class EvaluateConfig:
-    """Everything that experiments/evaluate.py reads; sections left out come from the checkpoint."""
+    """Everything that experiments/evaluate.py reads; omitted sections come from the checkpoint."""
 
     checkpoint: str | None = None
     policy: str = "checkpoint"  # checkpoint, expert, random, remote, or sb3: checkpoint=<zip> of Stable-Baselines3
@@ -281,11 +280,11 @@ class EvaluateConfig:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
-    allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs; shapes have to fit
+    allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs; shapes must fit
     compare: str | None = None  # <a>,<b> on the same episodes: each a checkpoint, ws://<server>, expert or random
-    perturb: PerturbConfig = field(default_factory=PerturbConfig)  # compare the env as it is with env.perturb=this
-    film_failures: bool = False  # film the first eval.num_videos failures: run once more, they end the same
-    resolution: float = 0.05  # difference of success rates that `num_needed` episodes of a comparison would show
+    perturb: PerturbConfig = field(default_factory=PerturbConfig)  # compare the unchanged env with env.perturb=this
+    film_failures: bool = False  # repeat and film the first eval.num_videos failures
+    resolution: float = 0.05  # difference of success rates that `num_needed` episodes of a comparison detect
 
     def __post_init__(self) -> None:
         require_one_of(self, "", "policy", "checkpoint", "expert", "random", "remote", "sb3")
@@ -312,7 +311,7 @@ class EvaluateConfig:
 
 @dataclass(kw_only=True, slots=True)
 class EvaluateAnswersConfig:
-    """What experiments/evaluate.py reads for a checkpoint of the reasoning workflow; its sections are the defaults."""
+    """What experiments/evaluate.py reads for a reasoning checkpoint, whose sections are the defaults."""
 
     checkpoint: str
     data: DataConfig
@@ -335,9 +334,9 @@ class ProfiledConfig:
 
     profile: str = "maniskill_openvla"  # a file under configs/profiles, or a path to a .json file
     cluster: str = "h100x8"  # local, a file under configs/cluster (also without "emulated_"), or a path to a .yaml file
-    num_items: int | None = None  # another amount of work than the profile's
-    num_ranked: int = 8  # plans that are printed
-    max_staleness: int = 0  # rollouts may use weights this many versions old, where that pays: as plan.max_staleness
+    num_items: int | None = None  # amount of work; None: the profile's
+    num_ranked: int = 8  # number of plans to print
+    max_staleness: int = 0  # as plan.max_staleness
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
@@ -347,11 +346,11 @@ class ProfiledConfig:
 
 @dataclass(kw_only=True, slots=True)
 class MemoryConfig:
-    """How a policy of experiments/plan.py model= is trained, and on which devices; a GB is 1e9 bytes."""
+    """Training method and devices for the memory table of experiments/plan.py model=; a GB is 1e9 bytes."""
 
     num_devices: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
     device_gb: float = 80.0
-    precision: Precision = Precision.bfloat16  # of passes and rollouts; what is trained is kept in float32 as well
+    precision: Precision = Precision.bfloat16  # of passes and rollouts; trained weights have a float32 copy
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=32))  # rank 0: full fine-tuning only
     profile: str | None = None  # profile.json of a run of this policy, for measured working bytes
     tokens: int = 16384  # of a language model's training pass, whose working bytes are counted
@@ -367,7 +366,7 @@ class MemoryConfig:
 class PlanningConfig(ProfiledConfig):
     """Everything that experiments/plan.py reads."""
 
-    model: str | None = None  # plan its memory instead: a file under configs/models, a config.json or its folder
+    model: str | None = None  # compute its memory instead: a file under configs/models, a config.json or its folder
     memory: MemoryConfig = field(default_factory=MemoryConfig)  # with model only
     search_s: float = 10.0  # limit of the search, in seconds
 
@@ -377,8 +376,8 @@ class EmulationConfig(ProfiledConfig):
     """Everything that experiments/emulate.py reads."""
 
     plan: str = "auto"  # auto, all (what plan.py ranks), collocated, disaggregated, hybrid, or a plan file
-    probes: bool = False  # profile the emulated devices first as a launch does, and plan with that profile
-    time_scale: float | None = None  # wall seconds per emulated second; None: as fast as this machine keeps up with
+    probes: bool = False  # first profile the emulated devices, as at a launch, and plan with that profile
+    time_scale: float | None = None  # wall seconds per emulated second; None: as fast as this machine allows
     run: RunConfig = field(default_factory=lambda: RunConfig(num_iterations=3))
 
     def __post_init__(self) -> None:

@@ -10,18 +10,18 @@ from rlinf_embodied.config.checks import require, require_numbers
 
 
 class Reward(StrEnum):
-    """What training sees as the reward of an env step."""
+    """The reward of an env step in training."""
 
-    auto = "auto"  # dense_delta of ManiSkill's tasks, dense of custom envs
-    dense = "dense"  # the task's own, of ManiSkill's tasks normalized_dense
-    dense_delta = "dense_delta"  # its change in this step
-    sparse = "sparse"  # nothing; only the success bonus
+    auto = "auto"  # dense_delta for ManiSkill's tasks, dense for custom envs
+    dense = "dense"  # the task's own reward; for ManiSkill's tasks normalized_dense
+    dense_delta = "dense_delta"  # the change of the dense reward in this step
+    sparse = "sparse"  # only the success bonus
 
 
 class PrefixSchedule(StrEnum):
-    """How far real-time chunking draws actions of a chunk to what is left of the one before: the weight of each.
+    """Weight with which real-time chunking guides an action of a chunk to the rest of the previous chunk.
 
-    It is 1 of those that are executed while the policy computes, and 0 where nothing is left.
+    It is 1 for actions that are executed while the policy computes, and 0 where the previous chunk has no action left.
     """
 
     off = "off"  # 0: no real-time chunking
@@ -39,27 +39,27 @@ class EnvOptions:
     """Base class of an env's options, which `read_options(env section)` in the module of `env._target_` returns."""
 
     def on_accelerator(self, kind: str) -> bool:
-        """Whether the env simulates and renders on an accelerator where devices are of a kind, torch's name of it."""
+        """Whether the env simulates and renders on an accelerator if devices are of `kind`, torch's device type."""
         return False
 
     def on_cores(self) -> dict[str, Any]:
         """Returns the options to change for an env that runs on CPU cores next to accelerators (cluster.cpu_devices).
 
         Raises:
-            ConfigError: the options ask for an accelerator.
+            ConfigError: the options request an accelerator.
         """
         return {}
 
     def conditions(self, sees: bool, kind: str) -> dict[str, Any]:
-        """Returns what an evaluation must share with the training for its result to mean anything, as JSON values.
+        """Returns the properties that an evaluation must share with the training to be comparable, as JSON values.
 
-        `sees`: whether the policy sees images; `kind`: of the devices, torch's name of it.
+        `sees`: whether the policy reads images; `kind`: torch's type of the devices.
         """
         return {}
 
 
 class Chunking:
-    """Arithmetic of what has a horizon, and chunks that a policy predicts and an env executes."""
+    """Arithmetic of episodes with a horizon and of action chunks that a policy predicts and an env executes."""
 
     __slots__ = ()
     chunk: int
@@ -73,34 +73,34 @@ class Chunking:
 
     @property
     def chunks_per_episode(self) -> int:
-        """Policy calls of a whole episode; the last one may be cut short by its end."""
+        """Policy calls of a whole episode; the episode may end within the last one."""
         return -(-self.horizon // self.executed)
 
 
-VISUAL = ("camera", "camera_turn", "light", "texture")  # axes of PerturbConfig that only images show
-LATE = ("inference_delay", "inference_jitter")  # those that concern policies: any env has them
+VISUAL = ("camera", "camera_turn", "light", "texture")  # axes of PerturbConfig that change images only
+LATE = ("inference_delay", "inference_jitter")  # axes that delay the policy, independent of the env
 
 
 @dataclass(kw_only=True, slots=True)
 class PerturbConfig:
-    """How the world differs from the one that demonstrations are made in.
+    """How the env differs from the one in which demonstrations are collected (docs/evaluation.md).
 
-    How far each axis goes is given; in which direction is drawn by `seed`, once for all episodes.  Random steps,
-    paraphrases and noise are drawn by the seed of the episode.
+    Magnitudes are given; directions are drawn by `seed`, once for all episodes.  Random steps, paraphrases and noise
+    are drawn by the seed of the episode.
     """
 
     camera: float = 0.0  # metres by which each of env.cameras is moved
-    camera_turn: float = 0.0  # degrees by which it is turned
-    light: float = 0.0  # share of its strength by which each light gains or loses, colour by colour, in [0, 1]
+    camera_turn: float = 0.0  # degrees by which each camera is rotated
+    light: float = 0.0  # fraction by which the strength of each light changes, per colour, in [0, 1]
     texture: bool = False  # table and floor have other, plain colours
     initial_steps: int = 0  # env steps of random actions before an episode begins
     instruction: bool = False  # instructions are paraphrased
-    delay: int = 0  # env steps until an action is executed; zeros until then
-    observation_delay: int = 0  # env steps until images and state vectors are seen; the episode's first until then
-    observation_jitter: int = 0  # so many more at most, drawn for each observation
-    inference_delay: int = 0  # env steps that a policy call takes; until then the chunk before is executed
-    inference_jitter: int = 0  # so many more at most, drawn for each call
-    noise: float = 0.0  # standard deviation of what is added to each action
+    delay: int = 0  # env steps from the choice of an action to its execution; until then actions are zero
+    observation_delay: int = 0  # age in env steps of images and state vectors; until then the episode's first ones
+    observation_jitter: int = 0  # largest additional age, drawn for each observation
+    inference_delay: int = 0  # env steps that a policy call takes; until then the previous chunk is executed
+    inference_jitter: int = 0  # largest additional duration, drawn for each call
+    noise: float = 0.0  # standard deviation of Gaussian noise on each action
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class PerturbConfig:
 
     @property
     def axes(self) -> dict[str, Any]:
-        """Returns what is perturbed, by name: {} where nothing is."""
+        """Returns the perturbed axes and their values by name; {} if there are none."""
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) and f.name != "seed"}
 
 
@@ -124,27 +124,25 @@ class EnvConfig(Chunking):
     instruction: str | None = None  # None: the task's own sentence
     num_envs: int = 64  # rows over all workers
     block_size: int = 16  # rows per block, at most num_envs: the unit of placement and of exact sums
-    rows_per_call: int | None = None  # rows of a policy call, at most; None: all of a worker's (docs/determinism.md)
+    rows_per_call: int | None = None  # at most, in a policy call; None: all of a worker (docs/determinism.md)
     obs_size: int = 64  # pixels, width and height of each camera
     chunk: int = 5  # actions that a policy call predicts
-    execute_steps: int = 0  # how many of these are executed before the policy is asked again; 0: all
-    rtc: PrefixSchedule = PrefixSchedule.off  # real-time chunking: chunks of flow policies continue the one before
+    execute_steps: int = 0  # number of these that are executed before the next policy call; 0: all
+    rtc: PrefixSchedule = PrefixSchedule.off  # real-time chunking: chunks of flow policies continue the previous one
     horizon: int = 50  # env steps per episode
-    chunks_per_rollout: int = 20  # chunk-steps per rollout; 0: an episode; with auto_reset=false at least that
+    chunks_per_rollout: int = 20  # chunk-steps per rollout; 0: one episode; with auto_reset=false at least one
     auto_reset: bool = True  # partial resets: a row whose episode ends starts the next one within the rollout
-    carry_over: bool = False  # episodes still running at the end of a rollout continue in the next one
+    carry_over: bool = False  # episodes that are unfinished at the end of a rollout continue in the next one
     hold_steps: int = 10  # an episode ends once the task has been solved for this many env steps; 0: at `horizon` only
     reward: Reward = Reward.auto
-    success_bonus: float = 1.0  # added to the last reward of an episode that the task ends solved: it is its future
-    # whether it is paid at a time-out as well; null: where the algorithm counts no value after a time-out, see
-    # algorithm.bootstrap_at_timeout
-    bonus_at_timeout: bool | None = None
-    control_hz: float = 0.0  # env steps per second, as a real robot's: a step takes at least its period; 0: no limit
+    success_bonus: float = 1.0  # added to the last reward of an episode that ends solved, for its future rewards
+    bonus_at_timeout: bool | None = None  # add it at a time-out too; null: unless algorithm.bootstrap_at_timeout
+    control_hz: float = 0.0  # env steps per second: a step takes at least its period, as on a robot; 0: no limit
     cameras: list[str] = field(default_factory=lambda: ["base_camera"])  # sensor names, in the policy's order
-    history: int = 1  # env steps that an observation shows of each camera and state vector: the last ones
+    history: int = 1  # number of latest env steps of each camera and state vector in an observation
     states: list[str] | None = None  # names of state vectors, in the policy's order; None: all
-    perturb: PerturbConfig = field(default_factory=PerturbConfig)  # how it differs from that of demonstrations
-    options: dict[str, Any] = field(default_factory=dict)  # of this env: ManiSkill's are in envs/maniskill.py
+    perturb: PerturbConfig = field(default_factory=PerturbConfig)  # differences from the env of demonstrations
+    options: dict[str, Any] = field(default_factory=dict)  # of this env only; ManiSkill's are in envs/maniskill.py
 
     def __post_init__(self) -> None:
         if self.reward is Reward.auto:
@@ -184,7 +182,7 @@ class EnvConfig(Chunking):
 
     @property
     def overlaps(self) -> bool:
-        """Whether it matters to a chunk what is left of the one before."""
+        """Whether a chunk depends on the remaining actions of the previous one."""
         return self.rtc is not PrefixSchedule.off or any(name in LATE for name in self.perturb.axes)
 
     @property

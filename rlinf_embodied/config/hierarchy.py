@@ -1,4 +1,4 @@
-"""The section `hierarchy`: a high-level policy that tells the low-level one what to do next."""
+"""The section `hierarchy`: a high-level policy that chooses goals or instructions for the low-level one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rlinf_embodied.config.learning import PolicyConfig, WarmStartConfig
 class HierarchyConfig:
     """What the high-level policy chooses from, how often, and how it learns (docs/hierarchy.md).
 
-    It says one of `instructions`, or any goal between `goal_low` and `goal_high`.
+    It chooses one of `instructions`, or any goal between `goal_low` and `goal_high`.
     """
 
     every: int = 0  # chunk-steps from one decision to the next; 0: there is no high-level policy
-    instructions: list[str] = field(default_factory=list)  # one of these takes the place of the env's
-    goal_low: list[float] = field(default_factory=list)  # or any goal from these bounds ...
-    goal_high: list[float] = field(default_factory=list)  # ... to these takes the place of the task's
-    columns: list[int] = field(default_factory=list)  # of the proprioception: where the goal is
-    way_columns: list[int] = field(default_factory=list)  # where the way to it is, which changes with it
-    way_to_goal: bool = True  # the way is goal minus place; false: place minus goal
-    frozen: bool = True  # the low-level policy stays as it is and acts greedily; false: it learns, too, by the task
+    instructions: list[str] = field(default_factory=list)  # one of these replaces the env's instruction
+    goal_low: list[float] = field(default_factory=list)  # or any goal between these bounds ...
+    goal_high: list[float] = field(default_factory=list)  # ... and these replaces the task's goal
+    columns: list[int] = field(default_factory=list)  # of the proprioception that hold the goal
+    way_columns: list[int] = field(default_factory=list)  # columns that hold the vector to the goal
+    way_to_goal: bool = True  # that vector is goal minus position; false: position minus goal
+    frozen: bool = True  # the low-level policy acts greedily and does not learn; false: it learns the task as well
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)  # an OnPolicyConfig; gae_lambda is per decision
 
@@ -63,7 +63,7 @@ class HierarchyConfig:
 
     @property
     def size(self) -> int:
-        """Numbers of what it says: one per instruction, or per column."""
+        """Length of a choice: one number per instruction, or per column."""
         return len(self.instructions) or len(self.columns)
 
 

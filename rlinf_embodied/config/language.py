@@ -11,21 +11,21 @@ from rlinf_embodied.config.checks import require, require_numbers
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
-    """Problems whose answers can be checked."""
+    """Problems with verifiable answers, and the prompts that they become."""
 
     level: str = "sum4-6-9"  # of generated problems, several joined by commas; see docs/problems_and_rewards.md
     files: dict[str, str] = field(default_factory=dict)  # {train: a, test: b}, or {all: a}: split by a hash
     question_column: str = "question"  # a text or a chat; also a dotted path into mappings
     answer_column: str = "answer"
-    columns: list[str] = field(default_factory=list)  # of the files' rows, kept as Problem.columns for a reward
+    columns: list[str] = field(default_factory=list)  # further columns of files, kept as Problem.columns for a reward
     where: dict[str, Any] = field(default_factory=dict)  # rows to keep: {column: value, [values] or {min: a, max: b}}
-    solved_share: float = 1.0  # of the problems that all completions solved when they were last drawn, drawn again
-    unsolved_share: float = 1.0  # of those that no completion solved; others take their places
-    max_prompt_tokens: int | None = None  # longer prompts are left out; None: those that the model has room for
+    solved_share: float = 1.0  # fraction drawn again of the problems that all completions solved the last time
+    unsolved_share: float = 1.0  # fraction drawn again of the problems that no completion solved the last time
+    max_prompt_tokens: int | None = None  # longer prompts are omitted; None: the model's context is the limit
     _target_: str | None = None  # custom problems, instead of level and files: (data, seed) -> ProblemSource
     prompt_template: str = "compact"  # compact: characters as tokens; natural: sentences; or the path of a .jinja file
-    final_answer: list[str] = field(default_factory=list)  # where it stands in a completion; []: as the template says
-    seed: int = 77  # of the problems that are held out; those of training follow from run.seed
+    final_answer: list[str] = field(default_factory=list)  # rules that locate it in a completion; []: the template's
+    seed: int = 77  # of the held-out problems; training problems follow from run.seed
 
     def __post_init__(self) -> None:
         splits, custom = set(self.files), self._target_ is not None
@@ -52,13 +52,13 @@ class DataConfig:
 
     @property
     def has_pools(self) -> bool:
-        """Whether some problems are drawn less often."""
+        """Whether some problems are drawn less often than others."""
         return self.solved_share < 1 or self.unsolved_share < 1
 
 
 @dataclass(kw_only=True, slots=True)
 class TinyLMConfig:
-    """A Qwen2-shaped model with tied embeddings and one token per character, made from scratch (0.3 M parameters)."""
+    """A Qwen2-shaped model with tied embeddings and one token per character, from scratch (0.3 M parameters)."""
 
     characters: str = "0123456789+-*/=;#()x,:?"
     hidden_size: int = 96
@@ -90,7 +90,7 @@ class LoraSettings:
 
 
 class Precision(StrEnum):
-    """How weights are held (policy.precision, policy.options.precision), or passes computed (algorithm.precision)."""
+    """Of stored weights (policy.precision, policy.options.precision) or of passes (algorithm.precision)."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -108,9 +108,9 @@ class LanguagePolicyConfig(TinyLMConfig):
     folder: str | None = None  # config.json, safetensors, tokenizer, as save_pretrained writes them; None: from scratch
     precision: Precision = Precision.float32  # of a folder's weights; adapters are always float32
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))
-    packing: bool | None = None  # passes compute no padding: rows lie end to end; None: on NVIDIA GPUs
-    checkpoint_activations: bool = False  # recomputed in the backward pass: less memory, a third slower
-    system_prompt: str | None = None  # what a chat template writes before the problem; None: nothing
+    packing: bool | None = None  # concatenate rows, so that passes compute no padding; None: on NVIDIA GPUs only
+    checkpoint_activations: bool = False  # recompute them in the backward pass: less memory, a third slower
+    system_prompt: str | None = None  # for the chat template; None: none
     chat_template_args: dict[str, bool | int | float | str] = field(default_factory=dict)  # {enable_thinking: false}
 
     def __post_init__(self) -> None:

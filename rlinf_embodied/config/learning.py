@@ -1,4 +1,4 @@
-"""The sections `policy` and `warm_start`: what is trained, and what it starts from."""
+"""The sections `policy` and `warm_start`: the policy that is trained, and what it starts from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_embodied.config.checks import require, require_numbers
 
 
 class Critic(StrEnum):
-    """What the value head sees."""
+    """The input of the value head."""
 
     privileged = "privileged"  # the simulator's state (training only)
     observation = "observation"  # the policy's own features
@@ -29,23 +29,22 @@ class NormMode(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
-    """A policy: what all of them have; the rest is in `options`, a dataclass in the policy's own module."""
+    """Settings that all policies have; the others are in `options`, a dataclass in the policy's module."""
 
     _target_: str = "policies.tiny_vla.TinyVLA"
     name: str = "tiny_vla"
     critic: Critic = Critic.privileged
-    temperature: float = 0.4  # of sampling, and of the log-probs alike; evaluation is greedy: not too far from that
-    noise_repeat: float = 0.0  # probability that an action of a chunk is sampled with the noise of the one before it
-    # by statistics of the files that a new policy learns from; null: actions lie in [-1, 1], states are standardised.
-    # tiny_vla says values in [-1, 1]: with mean_std it cannot choose actions beyond one standard deviation
-    normalise_actions: NormMode | None = None
-    normalise_state: NormMode | None = None
-    # what is written behind every instruction where the policy acts or is cloned, for example "Advantage: positive"
-    prompt_suffix: str | None = None
+    temperature: float = 0.4  # of sampling and of log-probs; small, since evaluation is greedy
+    noise_repeat: float = 0.0  # probability that an action of a chunk is sampled with the noise of the previous action
+    # tiny_vla outputs values in [-1, 1], so with mean_std it cannot choose actions beyond one standard deviation
+    normalise_actions: NormMode | None = None  # by the statistics of the dataset; null: actions lie in [-1, 1]
+    normalise_state: NormMode | None = None  # by the statistics of the dataset; null: states are standardised
+    prompt_suffix: str | None = None  # appended to every instruction, for example "Advantage: positive"
     options: dict[str, Any] = field(default_factory=dict)  # of the policy's class, for example TinyVLAOptions
 
     def __post_init__(self) -> None:
-        for name in ("normalise_actions", "normalise_state"):  # a file holds the value
+        self.critic = Critic(self.critic)  # a file holds the plain value
+        for name in ("normalise_actions", "normalise_state"):
             setattr(self, name, None if (mode := getattr(self, name)) is None else NormMode(mode))
         require_numbers(self, "policy", "temperature", low=0, above=True)
         require_numbers(self, "policy", "noise_repeat", high=1)
@@ -66,21 +65,19 @@ class ImageAugmentation(StrEnum):
 
 @dataclass(kw_only=True)  # slots of two bases would conflict
 class FineTuningPhases:
-    """Supervised fine-tuning in two phases: of algorithm=sft, and of a warm start."""
+    """Supervised fine-tuning in two phases, for algorithm=sft and for a warm start."""
 
     epochs: int = 7  # of the whole policy
-    head_epochs: int = 38  # then, of everything but the stem, on cached features; a third of them was too few
+    head_epochs: int = 38  # afterwards, of everything but the stem, on cached features; a third was too few
     batch_size: int = 32  # chunks
     head_batch_size: int = 32
     lr: float = 1e-3
     head_lr: float = 2e-3
     weight_decay: float = 1e-2
     max_grad_norm: float = 1.0
-    # standard deviation of the noise on proprioception, in the units in which features hold it (m, rad, or normalised);
-    # null: the policy's own, 0.005 unless it says otherwise
-    proprio_jitter: float | None = None
-    # random changes of images: some of brightness, contrast, saturation, hue, sharpness, affine, crop, blur
-    augment: list[ImageAugmentation] = field(default_factory=list)
+    # in the units in which features hold proprioception: m, rad, or normalised
+    proprio_jitter: float | None = None  # std of noise on proprioception; null: the policy's default, usually 0.005
+    augment: list[ImageAugmentation] = field(default_factory=list)  # random changes of training images
     max_augmentations: int = 3  # of one image
 
     def require_phases(self, path: str) -> None:
@@ -98,15 +95,14 @@ class WarmStartConfig(FineTuningPhases):
     checkpoint: str | None = None  # a checkpoint folder
     demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot folder
     from_scratch: bool = False  # a new policy
-    num_demos: int = 480  # of PickCube 480 give 99 % success, 240 give 87 to 96 % (docs/results/recipe.md)
-    speeds: list[float] = field(default_factory=lambda: [1.0])  # of the expert's hand, by episode, 1: the fastest
-    noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
-    noise_steps: int = 15  # the largest noise lasts for this many steps only
-    cache_gb: float = 4.0  # of a worker, for decoded images of datasets, and again for cached features
+    num_demos: int = 480  # on PickCube 480 give 99 % success, 240 give 87 to 96 % (docs/results/recipe.md)
+    speeds: list[float] = field(default_factory=lambda: [1.0])  # of the expert's hand, per episode; 1: fastest
+    noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, per episode
+    noise_steps: int = 15  # number of steps of the largest noise level
+    cache_gb: float = 4.0  # memory of a worker for decoded images of datasets; as much again for cached features
     decoders: int = 1  # background threads of a worker that decode images of datasets
-    # conventions of a dataset (data=, or demonstrations), in order, as 3:euler_xyz:rotation_vector (docs/datasets.md)
-    convert_actions: list[str] = field(default_factory=list)
-    convert_state: list[str] = field(default_factory=list)
+    convert_actions: list[str] = field(default_factory=list)  # of a dataset: 3:euler_xyz:rotation_vector
+    convert_state: list[str] = field(default_factory=list)  # conversions in the same form (docs/datasets.md)
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
     def __post_init__(self) -> None:

@@ -9,27 +9,27 @@ from rlinf_embodied.config.checks import require, require_numbers, require_one_o
 
 MAX_STALENESS = 8  # iterations that rollouts may run ahead
 _LINKS = {"within_node_bytes_per_s", "across_nodes_bytes_per_s", "latency_s", "submit_s"}
-_LEAST_STORE_BYTES = 75 << 20  # that Ray starts with
+_LEAST_STORE_BYTES = 75 << 20  # minimum with which Ray starts
 
 
 def require_staleness(path: str, value: int) -> None:
-    """Checks how many versions old the weights of rollouts may be."""
+    """Checks the number of iterations that rollouts may run ahead."""
     rule = f"rollouts run 0 to {MAX_STALENESS} iterations ahead"
     require(0 <= value <= MAX_STALENESS, path, value, rule, "use 0 for weights of the iteration before, or 1")
 
 
 @dataclass(kw_only=True, slots=True)
 class PlanConfig:
-    """Which plan runs: `auto` (the best one for what is measured), a preset, or any file of the same form."""
+    """Which plan runs: `auto` (the best one for the measured profile), a preset, or a plan file."""
 
     name: str = "auto"
     file: str | None = None
     variants: list[dict] = field(default_factory=list)  # by number of devices, see planning/notation.py
-    max_staleness: int = 0  # auto: rollouts may run this many iterations ahead; another plan: they do
+    max_staleness: int = 0  # auto: largest number of iterations that rollouts run ahead; other plans: the exact number
     search_s: float = 10.0  # auto: limit of the search, in seconds
-    replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see planning/drift.py
+    replan: bool = True  # auto: plan again if measured times differ from the profile, see planning/drift.py
     profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now
-    profile_budget_s: float = 6.0  # auto: seconds for the repeated measurements of a profile, without set-up
+    profile_budget_s: float = 6.0  # auto: seconds for repeated measurements of a profile, without set-up
 
     def __post_init__(self) -> None:
         require_numbers(self, "plan", "profile_budget_s", "search_s", low=0, above=True)
@@ -40,17 +40,17 @@ class PlanConfig:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the plan is still to be found."""
+        """Whether the plan has to be searched."""
         return self.name == "auto" and not self.variants and self.file is None
 
 
 @dataclass(kw_only=True, slots=True)
 class RecoveryConfig:
-    """How often a run recovers when workers die, hang or fail: it restarts the iteration with new workers."""
+    """How often a run recovers from workers that die, hang or fail, by repeating iterations with new workers."""
 
     max_restarts: int = 5  # within the window; 0: the first fault ends the run, and no snapshots are kept
     window_s: float = 3600.0
-    snapshot_share: float = 0.05  # of the time of training that snapshots may take; a restart begins at the newest one
+    snapshot_share: float = 0.05  # largest fraction of the training time for snapshots; a restart uses the newest one
 
     def __post_init__(self) -> None:
         require_numbers(self, "recovery", "max_restarts", low=0)
@@ -59,23 +59,23 @@ class RecoveryConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ClusterConfig:
-    """The machines at hand."""
+    """The devices and machines that a run uses."""
 
     name: str = "local"
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
     cpu_devices: int = 0  # CPU cores of each node as separate devices next to its accelerators, for simulators
     waiting_devices: int = 0  # additional workers without a core, for stages that wait (env.control_hz, reward.waits)
-    torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
-    device_memory_bytes: int | None = None  # of each, that plans may use; None: as its driver reports, or its share
-    device_module: str | None = None  # imported first in every process; registers that kind with torch
+    torch_device: str = "auto"  # cuda if there are GPUs, otherwise cpu; or any device type of torch
+    device_memory_bytes: int | None = None  # limit of each device for plans; None: as its driver reports, or its share
+    device_module: str | None = None  # imported first in every process; registers a device type with torch
     session: str = "ray"  # ray, or serial: one process, for debuggers
     address: str | None = None  # of a running Ray: auto (the one of this machine) or host:port; None: starts its own
-    hang_after_s: float = 25.0  # without progress, beyond twice the longest so far, until a worker counts as hung
-    first_progress_s: float = 600.0  # the same before a method's first progress: starts, set-ups, first calls
-    object_store_bytes: int | None = None  # where this process starts Ray; None: a share of the machine's memory
+    hang_after_s: float = 25.0  # limit without progress, in addition to twice a method's longest such time so far
+    first_progress_s: float = 600.0  # limit before a method's first progress: starts, set-ups, first calls
+    object_store_bytes: int | None = None  # if this process starts Ray; None: a share of the machine's memory
     emulated: bool = False  # described by nodes and links, for planning and for stages that only sleep
-    nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see tools/plans.py
-    links: dict[str, float] = field(default_factory=dict)  # what differs from Links of cluster/hardware.py
+    nodes: list[dict] = field(default_factory=list)  # groups of identical nodes, see tools/plans.py
+    links: dict[str, float] = field(default_factory=dict)  # differences from Links of cluster/hardware.py
 
     def __post_init__(self) -> None:
         require_numbers(self, "cluster", "num_devices", low=1)
@@ -97,6 +97,6 @@ class ClusterConfig:
 
 
 def require_no_cores(cluster: ClusterConfig) -> None:
-    """Checks that cores are not asked for in addition to accelerators where nothing would run on them."""
+    """Checks that no cores are requested in addition to accelerators if nothing would run on them."""
     rule = "only training and evaluation in simulators use cores in addition to accelerators"
     require(cluster.cpu_devices == 0, "cluster.cpu_devices", cluster.cpu_devices, rule, "leave it out")

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class GenerationConfig:
-    """How completions are sampled, and in which portions."""
+    """How completions are sampled, and in which batches."""
 
-    max_new_tokens: int = 52  # of all turns, with what a tool says; with another template 512 (train_llm_math.yaml)
-    temperature: float = 1.0  # of sampling, and of the log-probs alike
-    top_k: int = 0  # only so many of the likeliest tokens are sampled; 0: all
-    top_p: float = 1.0  # only the likeliest tokens that hold this probability together
-    min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
-    stop: list[str] = field(default_factory=list)  # texts that end a completion, which includes them
-    precision: Precision = Precision.float32  # of a copy of the weights for it in training; what changed is sent to it
+    max_new_tokens: int = 52  # of all turns, a tool's included; 512 if data.prompt_template is not compact
+    temperature: float = 1.0  # of sampling and of log-probs
+    top_k: int = 0  # sample only from this number of likeliest tokens; 0: from all
+    top_p: float = 1.0  # sample only from the likeliest tokens that have this probability together
+    min_p: float = 0.0  # sample only tokens with at least this fraction of the likeliest token's probability
+    stop: list[str] = field(default_factory=list)  # texts that end a completion and are part of it
+    precision: Precision = Precision.float32  # bfloat16: of a separate copy of the weights for generation
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
-    rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker
-    max_num_seqs: int = 128  # of these at a time; the next one starts as soon as one has ended
-    engine: str = "exact"  # that of this project (reasoning/generation.py), vllm, or a dotted path of an Engine
+    rows_per_batch: int = 128  # largest decoding batch in completions: consecutive blocks, in one worker
+    max_num_seqs: int = 128  # sequences that decode at once; the next one starts as soon as one has ended
+    engine: str = "exact"  # exact (reasoning/generation.py), vllm, or the dotted path of an Engine
     engine_options: dict[str, Any] = field(default_factory=dict)  # vLLM's EngineArgs: {gpu_memory_utilization: 0.4}
 
     def __post_init__(self) -> None:
@@ -47,13 +47,13 @@ class GenerationConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ToolConfig:
-    """What answers the model's turns, if anything does; see reasoning/episodes.py."""
+    """A function that answers the model's turns, if any; see reasoning/episodes.py."""
 
     _target_: str | None = None  # dotted path of (text, problem) -> str | None; None: a completion is one turn
-    max_turns: int = 4  # of the model; an episode is over when the tool returns None, and at the last turn
-    concurrency: int = 1  # its calls at once in a worker, in threads
-    timeout_s: float = 30.0  # a call that has neither answered nor reported progress for so long ends the run
-    waits: bool = False  # it waits and hardly computes: the stage may run without a core (cluster.waiting_devices)
+    max_turns: int = 4  # of the model; an episode ends when the tool returns None, or with its last turn
+    concurrency: int = 1  # number of simultaneous calls in a worker, in threads
+    timeout_s: float = 30.0  # a call without an answer or progress report for this long ends the run
+    waits: bool = False  # it mostly waits, so its stage may run without a core (cluster.waiting_devices)
 
     def __post_init__(self) -> None:
         require_numbers(self, "tool", "max_turns", "concurrency", low=1)
@@ -67,12 +67,12 @@ class ToolConfig:
 
 @dataclass(kw_only=True, slots=True)
 class AgentConfig:
-    """A program that asks the model through an OpenAI client, if any does; see reasoning/agents.py."""
+    """A program that queries the model through an OpenAI client, if any; see reasoning/agents.py."""
 
     _target_: str | None = None  # dotted path of (problem, base_url) -> what the reward judges, or the reward
-    max_requests: int = 16  # of an episode; further ones are refused
-    timeout_s: float = 600.0  # that an agent may be at work between requests; then its episode earns nothing
-    waits: bool = False  # agents wait and hardly compute: the stage may run without a core (cluster.waiting_devices)
+    max_requests: int = 16  # per episode; further ones are refused
+    timeout_s: float = 600.0  # limit of an agent's work between requests; beyond it the episode earns nothing
+    waits: bool = False  # agents mostly wait, so their stage may run without a core (cluster.waiting_devices)
 
     def __post_init__(self) -> None:
         require_numbers(self, "agent", "max_requests", low=1)
@@ -80,20 +80,20 @@ class AgentConfig:
 
 
 class Late(StrEnum):
-    """What becomes of an episode that has been under way for episodes.max_behind updates."""
+    """What happens to an episode that has been unfinished for episodes.max_behind updates."""
 
     wait = "wait"  # the iteration waits for its end
-    drop = "drop"  # it is begun again
+    drop = "drop"  # it is restarted
 
 
 @dataclass(kw_only=True, slots=True)
 class EpisodesConfig:
     """In which order episodes are run; see reasoning/episode_runner.py."""
 
-    free: bool = False  # each continues as soon as its tool has answered; false: all of a block end a turn before that
-    carried: float = 0.0  # partial rollouts: prompts under way beyond those that an iteration trains on, as their share
-    max_behind: int = 4  # updates that an episode may be under way for
-    late: Late = Late.wait
+    free: bool = False  # an episode continues once its tool has answered; false: once its whole block has ended a turn
+    carried: float = 0.0  # partial rollouts: additional prompts in flight, as a fraction of those of an iteration
+    max_behind: int = 4  # updates for which an episode may be unfinished
+    late: Late = Late.wait  # what happens then: wait, or drop (restart it)
 
     def __post_init__(self) -> None:
         require_numbers(self, "episodes", "carried", high=1)
@@ -122,19 +122,19 @@ class EpisodesConfig:
 
 @dataclass(kw_only=True, slots=True)
 class RewardConfig:
-    """What a completion earns: 1 for a right answer, or the value of a custom function."""
+    """The reward of a completion: 1 for a right answer, the value of a custom function, or a reward model's score."""
 
-    _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 and more count as right
+    _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 or more counts as right
     model: str | None = None  # folder of a frozen reward model: its score, instead of 1 for a right answer
-    model_target: str = "policies.reward_lm.RewardLM"  # what reads it
-    weights: dict[str, float] = field(default_factory=dict)  # it returns a dict of rewards by name; theirs in the sum
-    batch_size: int = 0  # it takes and returns lists, of at most this length; 0: it takes one completion
-    concurrency: int = 1  # its calls at once, in threads (or awaited, if it is async): for one that waits for others
-    waits: bool = False  # it waits and hardly computes: the stage may run without a core (cluster.waiting_devices)
-    timeout_s: float = 2.0  # processor seconds that one answer may take
-    format_reward: float = 0.0  # what the right format earns, with a right or a wrong answer
-    overlong_tokens: int = 0  # this many last tokens below max_new_tokens cost, more and more; 0: nothing
-    overlong_penalty: float = 1.0  # what a completion of max_new_tokens loses then
+    model_target: str = "policies.reward_lm.RewardLM"  # class that reads this folder
+    weights: dict[str, float] = field(default_factory=dict)  # for a function that returns a dict of rewards by name
+    batch_size: int = 0  # the function takes and returns lists of at most this length; 0: one completion
+    concurrency: int = 1  # simultaneous calls of the function, in threads, or awaited if it is async
+    waits: bool = False  # it mostly waits, so its stage may run without a core (cluster.waiting_devices)
+    timeout_s: float = 2.0  # limit of math-verify, in processor seconds per answer
+    format_reward: float = 0.0  # for the right format, with a right or a wrong answer
+    overlong_tokens: int = 0  # the penalty grows over this number of tokens below max_new_tokens; 0: no penalty
+    overlong_penalty: float = 1.0  # penalty of a completion of max_new_tokens
 
     def __post_init__(self) -> None:
         plain = self.concurrency == 1 and not self.waits
@@ -170,21 +170,19 @@ class LossLevel(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class LanguageAlgorithmConfig:
-    """What every algorithm has: the optimizer, and how the learner computes."""
+    """Settings that every algorithm has: the optimizer, and how the learner computes."""
 
-    section: ClassVar[str] = "algorithm"  # that this is
+    section: ClassVar[str] = "algorithm"  # name of this section
 
-    _target_: str = ""  # dotted path of a dataclass below this one; "": reinforcement learning
-    lr: float = 1e-4  # of the small model; of a folder's 1e-6, of its adapters 1e-5 (configs/train_llm_math.yaml)
+    _target_: str = ""  # dotted path of a subclass of this dataclass; "": reinforcement learning
+    lr: float = 1e-4  # for the small model; a folder 1e-6, its adapters 1e-5 (configs/train_llm_math.yaml)
     beta2: float = 0.99  # of Adam
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0  # of policy and critic
-    tokens_per_microbatch: int = 1024  # padding included; what a core's cache holds of a small model, more for GPUs
+    tokens_per_microbatch: int = 1024  # padding included; fits a core's cache for a small model, more for GPUs
     reduction: Reduction = Reduction.auto
     sharding: Sharding = Sharding.none  # of the policy; a critic is never sharded
-    precision: Precision = (
-        Precision.float32
-    )  # of the learner's passes and what is compared with them, not of generation
+    precision: Precision = Precision.float32  # of the learner's passes and of log-probs compared with them
 
     def __post_init__(self) -> None:
         path = self.section
@@ -200,9 +198,9 @@ class LanguageAlgorithmConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
-    """GRPO and what it became (Dr. GRPO, DAPO, RLOO), and PPO with a separate critic.
+    """GRPO and its variants (Dr. GRPO, DAPO, RLOO), and PPO with a separate critic.
 
-    What a named algorithm is stands whole in configs/reasoning/algorithm/<name>.yaml.
+    configs/reasoning/algorithm/<name>.yaml has all settings of a named algorithm.
     """
 
     name: ReasoningName = ReasoningName.grpo
@@ -210,25 +208,25 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
     group_size: int = 8  # completions of a prompt
     scale_by_std: bool = True  # GRPO: divide by the group's standard deviation; false: Dr. GRPO
     loss_level: LossLevel = LossLevel.token
-    loss: PolicyLoss = field(default_factory=PolicyLoss)  # composed: algorithms/policy_losses.py's Clipped by default
-    drop_zero_variance_groups: bool = True  # groups that are all right or all wrong leave the batch (DAPO) ...
-    dynamic_sampling: bool = False  # ... and others are generated in their place, ...
-    max_resamples: int = 3  # ... at most this many rounds of them
-    mask_truncated: bool = False  # completions that were cut off leave the loss
-    clip_low: float = 0.2  # infinite: none
+    loss: PolicyLoss = field(default_factory=PolicyLoss)  # Clipped of algorithms/policy_losses.py by default
+    drop_zero_variance_groups: bool = True  # groups that are all right or all wrong are dropped from the batch (DAPO)
+    dynamic_sampling: bool = False  # and replaced by groups of further problems
+    max_resamples: int = 3  # largest number of rounds of dynamic sampling
+    mask_truncated: bool = False  # completions that were cut off are excluded from the loss
+    clip_low: float = 0.2  # infinite: no clipping
     clip_high: float = 0.28
-    dual_clip: float | None = None  # largest ratio that counts where the advantage is negative; None: any
+    dual_clip: float | None = None  # largest effective ratio at a negative advantage; None: no limit
     epochs: int = 1
     num_minibatches: int = 1  # a minibatch is one slice of every block
-    lr_end_fraction: float = 1.0  # lr falls linearly to this fraction at the last iteration ...
-    lr_warmup_iterations: int = 0  # ... and rises over the policy's first iterations
+    lr_end_fraction: float = 1.0  # lr falls linearly to this fraction at the last iteration
+    lr_warmup_iterations: int = 0  # lr rises over this number of first iterations of the policy
     entropy_coef: float = 0.0
     kl_coef: float = 0.0  # towards the starting policy
-    tis_cap: float | None = 2.0  # importance sampling: largest pi_training / pi_rollout of a token; None: not used
+    tis_cap: float | None = 2.0  # truncated importance sampling: largest pi_training / pi_rollout; None: off
     # PPO
     gamma: float = 1.0
     gae_lambda: float = 0.95
-    value_lr: float = 3e-4  # of the small model; of a folder's 1e-5
+    value_lr: float = 3e-4  # for the small model; a folder 1e-5
     value_epochs: int = 1
     critic_warmup_iterations: int = 5  # iterations that train the critic only
 
@@ -289,9 +287,9 @@ def largest(unit: int, limit: int, whole: int) -> int:
 class LanguageSFTConfig(LanguageAlgorithmConfig):
     """Supervised fine-tuning on problems with their solutions; an iteration is `steps_per_iteration` steps."""
 
-    num_examples: int = 20000  # of generated problems; files and sources with an end have no more than their rows
-    chain_of_thought_share: float = 0.45  # of the examples, with their steps; the others are direct answers
-    tool_share: float = 0.0  # of the examples, with their steps as calls of tool._target_, one in each turn
+    num_examples: int = 20000  # generated problems; finite files and sources have no more than their rows
+    chain_of_thought_share: float = 0.45  # fraction of examples with steps; the others are direct answers
+    tool_share: float = 0.0  # fraction of examples with steps as calls of tool._target_, one per turn
     num_held_out: int = 256  # test problems, whose loss is reported; 0: none
     steps: int = 1200
     steps_per_iteration: int = 50
@@ -300,7 +298,7 @@ class LanguageSFTConfig(LanguageAlgorithmConfig):
     beta2: float = 0.98
     weight_decay: float = 0.01
     tokens_per_microbatch: int = 4096
-    reduction: Reduction = Reduction.exact  # on accelerators as well: a cached policy is the same for all of them
+    reduction: Reduction = Reduction.exact  # on accelerators as well, so that cached policies are the same
 
     def __post_init__(self) -> None:
         LanguageAlgorithmConfig.__post_init__(self)
@@ -326,28 +324,28 @@ class LanguageSFTConfig(LanguageAlgorithmConfig):
 
 @dataclass(kw_only=True, slots=True)
 class LanguageWarmStartConfig(LanguageSFTConfig):
-    """What training starts from: a folder, or a small model made by this run of supervised fine-tuning."""
+    """What training starts from: a folder, or a small model made by supervised fine-tuning with these settings."""
 
     section = "warm_start"
 
-    checkpoint: str | None = None  # a policy folder of this project; None: fine-tuned now, or found in the cache
+    checkpoint: str | None = None  # a policy folder of this project; None: fine-tuned now, or from the cache
     num_held_out: int = 0
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
 
-_SETS = ("greedy", "sampled")  # names of the two ways in which the held-out problems are answered
+_SETS = ("greedy", "sampled")  # names of the two evaluations of the held-out problems
 
 
 @dataclass(kw_only=True, slots=True)
 class EvalSetConfig:
-    """Further problems that every evaluation puts to the model, answered in their own way.
+    """A further set of problems in every evaluation, with its own sampling.
 
     For example {data: {files: {test: aime.jsonl}}, generation: {temperature: 0.6, top_p: 0.95}, num_samples: 32}.
     """
 
-    data: dict[str, Any] = field(default_factory=dict)  # what differs from the section data; its test problems are used
-    generation: dict[str, Any] = field(default_factory=dict)  # what differs from the section generation
-    greedy: bool = False  # the likeliest token, always
+    data: dict[str, Any] = field(default_factory=dict)  # changes to the section data, whose test problems are used
+    generation: dict[str, Any] = field(default_factory=dict)  # changes to the section generation
+    greedy: bool = False  # always take the likeliest token
     num_problems: int = 1000
     num_samples: int = 1  # per problem
 
@@ -360,11 +358,11 @@ class AnswerEvalConfig:
     """Evaluation on held-out problems."""
 
     num_problems: int = 1000
-    num_samples: int = 8  # per problem, as section generation says, before and after only; 0: greedy answers only
+    num_samples: int = 8  # per problem, sampled as in training, before and after only; 0: greedy answers only
     every: int = 0  # iterations between (greedy) evaluations during training; 0: before and after only
-    sets: dict[str, EvalSetConfig] = field(default_factory=dict)  # named ones, in addition, in every evaluation
-    problems_per_block: int = 125  # of a decoding batch
-    num_shown: int = 12  # answers in the table of samples
+    sets: dict[str, EvalSetConfig] = field(default_factory=dict)  # further named sets
+    problems_per_block: int = 125  # per decoding batch
+    num_shown: int = 12  # answers in samples.md
 
     def __post_init__(self) -> None:
         require_numbers(self, "eval", "num_problems", "problems_per_block", low=1)

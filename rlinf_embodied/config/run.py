@@ -1,4 +1,4 @@
-"""The sections `run`, `eval` and `checkpoint`: one run, and what it leaves behind."""
+"""The sections `run`, `eval` and `checkpoint`: length, evaluation and outputs of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlinf_embodied.config.checks import require, require_numbers
 
 
 class Exactness(StrEnum):
-    """Under what the same seed gives the same weights (CPU); on the command line true means exact, false means off."""
+    """Conditions under which a seed gives the same weights on CPUs; on the command line true is exact, false is off."""
 
     off = "off"
     exact = "exact"  # every plan, on one kind of processor
@@ -18,7 +18,7 @@ class Exactness(StrEnum):
 
     @property
     def holds(self) -> bool:
-        """Whether plans may not show in the weights."""
+        """Whether the weights must not depend on the plan."""
         return self is not Exactness.off
 
 
@@ -29,12 +29,12 @@ class RunConfig:
     dir: str | None = None  # None: runs/<task>-<algorithm>-<time>
     seed: int = 0
     num_iterations: int = 60
-    until_success: float | None = None  # stop earlier: once this share of a check's episodes ends solved (eval.check_*)
-    patience: int = 0  # stop earlier: after so many checks in a row of which none equals the best; 0: never
+    until_success: float | None = None  # stop once this fraction of a check's episodes ends solved (eval.check_*)
+    patience: int = 0  # stop after this number of consecutive checks that do not reach the best one; 0: never
     exact: Exactness = Exactness.portable  # the same seed gives the same weights under every plan (CPU)
     dry: bool = False  # print the resolved config and stop
     tensorboard: bool = True  # event files in <run.dir>/tensorboard
-    wandb: bool = False  # log to Weights & Biases, too (docs/seeing.md)
+    wandb: bool = False  # log to Weights & Biases as well (docs/seeing.md)
 
     @property
     def has_boards(self) -> bool:
@@ -54,21 +54,20 @@ class EvalConfig:
     """Evaluation on held-out initial states."""
 
     num_episodes: int = 200
-    num_envs: int = 32  # rows that are evaluated at a time, over all workers
+    num_envs: int = 32  # rows that are evaluated at once, over all workers
     every: int = 0  # iterations between evaluations during training; 0: before and after only
     seed: int = 9000  # of the first episode; the following ones count up (training seeds are >= 2^30)
-    check_every: int = 8  # iterations between checks of run.until_success; the last iteration is checked, too
-    check_episodes: int = 200  # of a check, which ends early once it can neither succeed nor equal the best one so far
+    check_every: int = 8  # iterations between checks of run.until_success; the last iteration is checked as well
+    check_episodes: int = 200  # of a check; it ends early once it can neither succeed nor reach the best one so far
     check_seed: int = 1_000_000  # of a check's first episode
     greedy: bool = True  # false: sample at policy.temperature
-    sampled_episodes: int = 0  # so many of the same episodes once more, sampled: reported where the outcomes differ
-    # m of ACT's temporal ensembling (arXiv:2304.13705): the predictions of an env step are averaged, weighted by
-    # exp(-m i), i = 0 the oldest; null: the latest one counts
-    temporal_ensemble: float | None = None
-    end_at_success: bool = False  # whether an episode ends once it is solved (LIBERO), or at env.horizon (ManiSkill)
+    sampled_episodes: int = 0  # number of these episodes that are repeated with sampled actions, for comparison
+    # predictions of an env step are averaged with weights exp(-m i), i = 0 the oldest (ACT, arXiv:2304.13705)
+    temporal_ensemble: float | None = None  # m of ACT's temporal ensembling; null: only the latest prediction is used
+    end_at_success: bool = False  # an episode ends once it is solved (LIBERO); false: at env.horizon (ManiSkill)
     record_video: bool = True
-    num_videos: int = 6  # episodes that are filmed, the first ones
-    film_seeds: list[int] = field(default_factory=list)  # those with these seeds are, instead
+    num_videos: int = 6  # number of first episodes that are filmed
+    film_seeds: list[int] = field(default_factory=list)  # film the episodes with these seeds instead
     video_size: int = 256
 
     def __post_init__(self) -> None:
@@ -86,7 +85,7 @@ class EvalConfig:
 
     @property
     def checks(self) -> EvalConfig:
-        """Returns the evaluation that checks of run.until_success are."""
+        """Returns the config of the checks of run.until_success."""
         fewer: dict[str, Any] = {"film_seeds": [], "sampled_episodes": 0}
         return replace(self, seed=self.check_seed, num_episodes=self.check_episodes, **fewer)
 

@@ -119,10 +119,8 @@ class DemonstratedLearner(PolicyLearner):
         """Makes the demonstrations of one round; returns how many episodes it has, and how many of them are used."""
         if step_context.iteration >= len(self._rounds):
             return {"episodes": 0, "used": 0}
-        batch, recorded = (
-            self._rounds[step_context.iteration],
-            any(s.kind is Kind.recorded for s in self._config.sources),
-        )
+        batch = self._rounds[step_context.iteration]
+        recorded = any(source.kind is Kind.recorded for source in self._config.sources)
         found = self._demonstrators[batch[0][0]]([number for _, number, _, _ in batch])
         for (source, _, block, out), part in zip(batch, found, strict=True):
             if part is None:

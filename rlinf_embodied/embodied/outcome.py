@@ -104,10 +104,8 @@ class EvaluationResult:
 
     def __str__(self) -> str:
         """Returns, for example, "success_once 63.0 % [56.1, 69.4], at_end 61.0 % [54.1, 67.5] of 200 episodes"."""
-        text, more = (
-            f"{shown(self.summary())} of {len(self.episodes)} episodes",
-            self.sampling() if self.sampled else {},
-        )
+        text = f"{shown(self.summary())} of {len(self.episodes)} episodes"
+        more = self.sampling() if self.sampled else {}
         low, high = more.get("success_once_difference_interval", (0.0, 0.0))
         differs = low > 0 or high < 0
         return text + (f"; sampled {shown(more)} of {more['num_episodes']} episodes" if differs else "")

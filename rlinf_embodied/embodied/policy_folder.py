@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlinf_embodied.config import (
-    Critic,
     EnvConfig,
     HierarchyConfig,
     PerturbConfig,
@@ -239,14 +238,13 @@ def conditions_in(content: Mapping[str, Any]) -> TrainedUnder:
     Raises:
         ValueError, KeyError, TypeError, ConfigError: it is of another form.
     """
-    policy_of = lambda section: PolicyConfig(**{**section, "critic": Critic(section["critic"])})  # noqa: E731
     env, levels = dict(content["env"]), content.get("hierarchy")
     env["reward"], env["perturb"] = Reward(env["reward"]), PerturbConfig(**env.get("perturb", {}))
     env["rtc"] = PrefixSchedule(env.get("rtc", PrefixSchedule.off))
     if levels is not None:
-        levels = HierarchyConfig(**{**levels, "policy": policy_of(levels["policy"])})
+        levels = HierarchyConfig(**{**levels, "policy": PolicyConfig(**levels["policy"])})
     conditions, precision = dict(content["fingerprint"]), Precision(content.get("precision", Precision.float32))
-    return TrainedUnder(EnvConfig(**env), policy_of(content["policy"]), conditions, levels, precision)
+    return TrainedUnder(EnvConfig(**env), PolicyConfig(**content["policy"]), conditions, levels, precision)
 
 
 def require_policy_class(config: PolicyConfig, cloned: bool) -> None:

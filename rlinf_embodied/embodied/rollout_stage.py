@@ -91,11 +91,9 @@ class RolloutStage(WeightsUser[Policy]):
         self._purpose = purpose if config.name == "policy" else f"{config.name} {purpose}"
         self._policy = computed_in(config.precision, self._shared.policy, config.policy, context.device)
         repeat, spec = config.policy.noise_repeat, self._policy.spec
-        each, rule = (
-            spec.noise.shape[0] == spec.chunk,
-            f"{spec.name} takes no separate noise for each action of a chunk",
-        )
-        require(each or not repeat, "policy.noise_repeat", repeat, rule, "use 0")
+        fits = not repeat or spec.noise.shape[0] == spec.chunk
+        rule = f"{spec.name} takes no separate noise for each action of a chunk"
+        require(fits, "policy.noise_repeat", repeat, rule, "use 0")
         flows, env = getattr(self._policy, "continues_chunks", False), config.env
         rule = f"{spec.name} is no flow policy: its chunks cannot be drawn to others"
         require(flows or env.rtc is PrefixSchedule.off, "env.rtc", env.rtc.value, rule, "use off")
@@ -191,9 +189,8 @@ class RolloutStage(WeightsUser[Policy]):
         """
         repeat, shape = self._config.policy.noise_repeat, self._policy.spec.noise.shape
         if repeat:
-            again = (
-                torch.from_numpy(uniform(self._config.seed, f"{self._purpose} repeats", *keys, shape=shape)) < repeat
-            )
+            drawn = uniform(self._config.seed, f"{self._purpose} repeats", *keys, shape=shape)
+            again = torch.from_numpy(drawn) < repeat
             for c in range(1, shape[0]):
                 noise[:, :, c] = torch.where(again[:, :, c], noise[:, :, c - 1], noise[:, :, c])
         return noise

@@ -109,11 +109,8 @@ def _file(
     require(path.exists(), named, place, "there is nothing", f"give {kinds}")
     whole = path.absolute()  # a link has the name that tells what it is, its target may not
     if path.suffix in (".h5", ".hdf5") and not reader:
-        kind, number, files = (
-            Kind.maniskill,
-            _require_recording(path, env, named, bounded),
-            [path, path.with_suffix(".json")],
-        )
+        kind, files = Kind.maniskill, [path, path.with_suffix(".json")]
+        number = _require_recording(path, env, named, bounded)
     elif path.is_file() and not reader:
         raise DataError(f"{named} is {place!r}, but a file is known by its ending .h5: give {kinds}")
     else:

@@ -63,11 +63,8 @@ def training_workflow(
     """
     env, algorithm, hierarchy = config.env, config.algorithm, config.hierarchy
     replay = algorithm.learns_from is Source.transitions
-    configs = (
-        _replay_configs(config, policy_folder)
-        if replay
-        else _rollout_configs(config, policy_folder, high_folder, sources)
-    )
+    rollouts = partial(_rollout_configs, config, policy_folder, high_folder, sources)
+    configs = _replay_configs(config, policy_folder) if replay else rollouts()
     where = {"on_cores": config.cluster.cpu_devices > 0, "robots": env.control_hz > 0}
     where["demonstrates"] = algorithm.uses_demonstrations
     loop = None

@@ -1,7 +1,7 @@
-"""What envs give and take: observations, chunks of actions, whole episodes.
+"""The protocol of envs: observations, action chunks, episodes.
 
 Axes: N env rows (B in a block), H and W height and width of an image, C actions per chunk, A action dimensions,
-P proprioception, Q privileged state.  Every tensor below lives on the device of the env that made it.
+P proprioception, Q privileged state.  Every tensor below is on the device of the env that made it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from torch import Tensor
 
 from rlinf_embodied.config.env import Chunking
 
-CLOCK_COLUMNS = 3  # of privileged state; they depend on how episodes are run, all others on the simulator alone
-OBSERVATION_VERSION = 3  # raised when images or proprioception of one config change: policies learned from these
+CLOCK_COLUMNS = 3  # last columns of privileged state, which depend on the episode's settings, not on the simulator
+OBSERVATION_VERSION = 3  # incremented if the images or proprioception of a config change, since policies depend on them
 PROPRIO = "proprio"  # the state vector of an env that has only one
 PRIVILEGED = "privileged"
 
 
 class FeatureKind(StrEnum):
-    """What a feature of an observation is."""
+    """The kind of a feature of an observation."""
 
     image = "image"  # of a camera: uint8 [H, W, 3], RGB 0..255
-    state = "state"  # float32 [D], what the robot may know, in SI units: joint positions, tool pose, goal position
+    state = "state"  # float32 [D], available to the robot, in SI units: joint positions, tool pose, goal position
     privileged = "privileged"  # float32 [Q], simulator state for a critic or a teacher
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """One feature of an observation, as FeatureSpec("wrist", FeatureKind.image, (48, 64, 3), "uint8").
+    """One feature of an observation, for example FeatureSpec("wrist", FeatureKind.image, (48, 64, 3), "uint8").
 
     With env.history=F > 1 images and state vectors have a leading axis of F env steps, oldest first, as those of
     Gymnasium's FrameStackObservation: F x [H, W, 3], F x [D].
@@ -62,20 +62,20 @@ def features_of(
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What N rows of an env show: its features by name, each with rows first; EnvSpec.features describes them.
+    """An observation of N rows: features by name, with rows as the first axis; EnvSpec.features describes them.
 
-    Images and state vectors have the order of EnvSpec.features, that of env.cameras and env.states; with env.history=F
-    they are [N, F, H, W, 3] and [N, F, D], the present last, and a reset repeats its observation F times.  The last
-    CLOCK_COLUMNS of privileged state are what an episode's end depends on beyond the simulator, in [-1, 1]: its time,
-    the phase within the chunk, and for how many of env.hold_steps the task has stayed solved.
+    Images and state vectors are in the order of EnvSpec.features, which is that of env.cameras and env.states.  With
+    env.history=F they are [N, F, H, W, 3] and [N, F, D], the latest step last; a reset repeats its observation F times.
+    The last CLOCK_COLUMNS of privileged state, in [-1, 1], determine when an episode ends: its time, the phase within
+    the chunk, and the number of env.hold_steps for which the task has been solved.
     """
 
     state: Mapping[str, Tensor]  # float32 [N, D] each
-    instruction: tuple[str, ...]  # N texts: what to do
-    images: Mapping[str, Tensor] = field(default_factory=dict)  # uint8 [N, H, W, 3] each; {} where nothing is rendered
-    privileged: Tensor | None = None  # float32 [N, Q]; None if there is none; a policy to be deployed never reads it
-    # where chunks overlap (data/action_chunks.py): "actions" [N, C, A] that are left of the last chunk, the next one
-    # first, "weights" [N, C] by which the next chunk is drawn to them, and "delay" int64 [N], after how many it arrives
+    instruction: tuple[str, ...]  # N texts
+    images: Mapping[str, Tensor] = field(default_factory=dict)  # uint8 [N, H, W, 3] each; {} if nothing is rendered
+    privileged: Tensor | None = None  # float32 [N, Q]; not for policies that are to be deployed
+    # for overlapping chunks (data/action_chunks.py): the remaining "actions" [N, C, A] of the last chunk, next first,
+    # "weights" [N, C] that guide the next chunk to them, and "delay" int64 [N], the steps after which it arrives
     pending: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -83,25 +83,25 @@ class Observation:
 
     @property
     def proprio(self) -> Tensor:
-        """All state vectors side by side, float32 [N, P], of one env step after the other."""
+        """All state vectors side by side, float32 [N, P], env step by env step."""
         vectors = list(self.state.values())
         return (vectors[0] if len(vectors) == 1 else torch.cat(vectors, -1)).flatten(1)
 
     def with_proprio(self, proprio: Tensor) -> Observation:
-        """Returns the observation with other values [N, P] of its state vectors."""
+        """Returns the observation with the state vectors replaced by the values [N, P]."""
         vectors = list(self.state.values())
         parts = proprio.unflatten(1, (*vectors[0].shape[1:-1], -1)).split([each.shape[-1] for each in vectors], -1)
         return replace(self, state=dict(zip(self.state, parts, strict=True)))
 
     def prompted(self, suffix: str | None) -> Observation:
-        """Returns the observation with a text behind every instruction that does not end with it; None: as it is."""
+        """Returns the observation with `suffix` appended to every instruction that does not end with it."""
         if not suffix:
             return self
         added = lambda text: text if text.endswith(suffix) else f"{text} {suffix}"  # noqa: E731
         return replace(self, instruction=tuple(map(added, self.instruction)))
 
     def without_images(self) -> Observation:
-        """Returns the observation of a moment that is not rendered."""
+        """Returns the observation without images."""
         return replace(self, images={})
 
     def rows(self, index: Sequence[int] | slice) -> Observation:
@@ -136,7 +136,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec(Chunking):
-    """Plain facts about an env.
+    """Static description of an env.
 
     For example EnvSpec("PickCube-v1", 32, 5, 50, 7, features_of({"base_camera": (64, 64)}, {"proprio": 19}), "cpu").
     """
@@ -148,14 +148,14 @@ class EnvSpec(Chunking):
     action_dim: int  # A
     features: tuple[FeatureSpec, ...]  # of an observation
     backend: str  # which physics ran, for example "physx_cpu (batched)"
-    has_success: bool = True  # whether the task can be solved; where not, its return is what counts
-    categorical: bool = False  # an action is the choice of one of A: the largest entry, the others are -1
-    execute_steps: int = 0  # how many of a chunk's first actions are executed; 0: all C
-    history: int = 1  # F, env steps that images and state vectors show
+    has_success: bool = True  # whether the task reports success; otherwise the return is the outcome
+    categorical: bool = False  # an action is one of A choices: the largest entry, the others are -1
+    execute_steps: int = 0  # number of a chunk's first actions that are executed; 0: all C
+    history: int = 1  # F, env steps in images and state vectors
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> EnvSpec:
-        """Returns the facts whose `asdict` a file holds."""
+        """Returns the spec whose `asdict` is given, as read from a file."""
         read = lambda f: FeatureSpec(f["name"], FeatureKind(f["kind"]), tuple(f["shape"]), f["dtype"])  # noqa: E731
         return cls(**{**values, "features": tuple(read(feature) for feature in values["features"])})
 
@@ -187,22 +187,21 @@ class EpisodeEnd:
     """One finished episode: its row, its reset seed, and ManiSkill's episode metrics.
 
     `metrics` has at least return, episode_len and reward (return / episode_len), and success_once and success_at_end
-    where the env has a success; `return` is the sum of the task's own reward, not of the shaped reward that training
-    sees.
+    if the env reports success.  `return` is the sum of the task's own reward, not of the shaped reward of training.
     """
 
     row: int
     seed: int
     metrics: Mapping[str, float]
-    task: str = ""  # its name, where rows have several
+    task: str = ""  # the row's task, if rows have several
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """What the E env steps of a chunk of C actions gave, N rows.
+    """The result of executing the first E of a chunk of C actions in N rows.
 
     Sub-steps after an episode's end, and those from E on, are not valid.  A frozen row (ended, not reset) has no valid
-    sub-step and is neither stepped nor rendered.  Where `valid` is False the other entries are zero / False.
+    sub-step and is neither stepped nor rendered.  Entries that are not valid are zero or False.
     """
 
     rewards: Tensor  # float32 [N, C]
@@ -213,13 +212,13 @@ class ChunkResult:
     privileged: Tensor | None  # float32 [N, C, Q], simulator state before each action
     final_rows: tuple[int, ...]  # rows whose episode ended in this chunk, ascending
     final_observation: Observation | None  # of final_rows, before any reset; None if there are none
-    observation: Observation  # of all N rows, after any reset: what the policy sees next
+    observation: Observation  # of all N rows, after any reset: the input of the next policy call
     episodes: tuple[EpisodeEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunningEpisode:
-    """A running episode as its cause: replaying `actions` [t, A] after a history-free reset with `seed` restores it."""
+    """An unfinished episode: replaying `actions` [t, A] after a history-free reset with `seed` restores it."""
 
     seed: int
     actions: Tensor
@@ -227,14 +226,14 @@ class RunningEpisode:
 
 @runtime_checkable
 class VectorEnv(Protocol):
-    """N rows of one task.  A row is running, or frozen (its episode ended and nobody reset it)."""
+    """N rows of one task.  A row is running, or frozen (its episode ended and it was not reset)."""
 
     spec: EnvSpec
 
     def reset(self, seeds: Sequence[int], rows: Sequence[int] | None = None) -> Observation:
-        """Starts an episode in each of `rows` (default: all) from its own seed and returns the observation of all rows.
+        """Starts an episode in each of `rows` (default: all) from its seed and returns the observation of all rows.
 
-        The episode is a pure function of (seed, actions): nothing that the env ran before has any influence.
+        The episode is a function of (seed, actions), independent of earlier episodes.
         """
         ...
 
@@ -244,14 +243,14 @@ class VectorEnv(Protocol):
         """Runs the first E = spec.executed steps of a chunk of C actions.
 
         Args:
-            actions: float32 [N, C, A], in [-1, 1] (clipped by the controllers), or in the env's own units where its
-                options say so; or a closed-loop controller: a function that is called with each sub-step's number just
+            actions: float32 [N, C, A], in [-1, 1] (clipped by the controllers), or in the env's own units if its
+                options say so; or a closed-loop controller: a function that is called with the number of each sub-step
                 before it runs and returns float32 [N, A].
             next_seeds: one seed per row; a row whose episode ends in this chunk starts the next one with it (partial
                 reset, at the end of the chunk).  None: such rows freeze.
 
         Raises:
-            SimulatorError: wrong shape, or actions that are not finite (names the rows; nothing was stepped).
+            SimulatorError: wrong shape, or actions that are not finite; the message names the rows, none was stepped.
         """
         ...
 
@@ -260,7 +259,7 @@ class VectorEnv(Protocol):
         ...
 
     def restore(self, episodes: Sequence[RunningEpisode | None]) -> Observation:
-        """Brings every row to the given point by reset and replay (None: frozen); bit-equal on CPU."""
+        """Restores the given episode in every row by reset and replay (None: frozen); bit-equal on CPU."""
         ...
 
     def expert_actions(self) -> Tensor:
@@ -272,19 +271,19 @@ class VectorEnv(Protocol):
         ...
 
     def state(self) -> Observation:
-        """Returns what all N rows show now, without images: for controllers that are asked within a chunk."""
+        """Returns the current observation of all N rows without images, for controllers that act within a chunk."""
         ...
 
     def object_positions(self) -> Tensor | None:
-        """Returns where the object to handle is, float32 [N, 3] in metres (a helper target for cloning), or None."""
+        """Returns the object's position, float32 [N, 3] in metres (an auxiliary target for cloning), or None."""
         ...
 
     def record(self, rows: Sequence[int], size: int = 256) -> None:
-        """From now on keeps one image [size, size, 3] per env step of each of these rows (an empty list ends it)."""
+        """Starts to keep one image [size, size, 3] per env step of each of these rows; an empty list stops it."""
         ...
 
     def take_frames(self) -> dict[int, list[Tensor]]:
-        """Returns the images kept since the last call, uint8 [size, size, 3] by row, and forgets them."""
+        """Returns the images kept since the last call, uint8 [size, size, 3] by row, and removes them."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What language models give and take: batches of tokens in, log-probs, logits or values out.
+"""The protocol of language models: batches of tokens in; log-probs, logits or values out.
 
 Axes: N prompts, B sequences, L tokens of the longest prompt with its completion, R of the longest completion, V
 vocabulary.
@@ -20,7 +20,7 @@ from rlinf_embodied.config import LanguagePolicyConfig
 
 @dataclass(frozen=True, slots=True)
 class LanguageSpec:
-    """Plain facts about a language model, as LanguageSpec("qwen2", 0, (1,))."""
+    """Static description of a language model, for example LanguageSpec("qwen2", 0, (1,))."""
 
     name: str
     pad_id: int
@@ -37,7 +37,7 @@ class TokenBatch:
     tokens: Tensor  # int64 [B, L]
     prompt_lengths: Tensor  # int64 [B], at least 1
     lengths: Tensor  # int64 [B], prompt and completion
-    given: Tensor | None = None  # bool [B, R], where a completion's token was given instead of sampled; None: nowhere
+    given: Tensor | None = None  # bool [B, R], True for tokens that were inserted, not sampled; None: all sampled
 
     @staticmethod
     def of(
@@ -59,7 +59,7 @@ class TokenBatch:
 
     @property
     def mask(self) -> Tensor:
-        """Where [B, R] holds a sampled token of a completion, bool."""
+        """Bool [B, R], True for sampled tokens of a completion."""
         counts = self.lengths - self.prompt_lengths
         inside = torch.arange(max(counts.tolist(), default=0), device=counts.device) < counts[:, None]
         return inside if self.given is None else inside & ~self.given
@@ -91,7 +91,7 @@ def padded(rows: Sequence[Sequence[int | float]], dtype: torch.dtype) -> Tensor:
 
 @runtime_checkable
 class Prefix(Protocol):
-    """N prompts that a decoder has read."""
+    """N prefilled prompts of a decoder."""
 
     @property
     def logits(self) -> Tensor: ...  # of each prompt's first completion token, float [N, V]
@@ -101,13 +101,12 @@ class Prefix(Protocol):
 class Decoder(Protocol):
     """The memory (KV cache) of up to S rows that decode together; it keeps slots 0..n-1, n = tokens of the last step.
 
-    Made for the weights as they are when it is made; they must not change while it is used.  A row joins with a prompt,
-    is handed one token per step, and is dropped when another row joins or moves into its slot, or when the caller steps
-    with fewer tokens.
+    The weights must not change while it is used.  A row joins with a prompt and receives one token per step.  It is
+    dropped when another row joins or moves into its slot, or when the caller steps with fewer tokens.
     """
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefix:
-        """Reads N prompts; not one of them has a slot yet."""
+        """Prefills N prompts, which have no slots yet."""
         ...
 
     def join(self, prefix: Prefix, prompts: Tensor, slots: Tensor) -> None:
@@ -125,10 +124,10 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogProbs:
-    """What a model says about the completions of a batch; 0 where a row has no token."""
+    """Log-probs and entropy of the completions of a batch; 0 where a row has no token."""
 
     log_probs: Tensor  # float32 [B, R]
-    entropy: Tensor | None  # float32 [B, R] nats; None where it was not asked for
+    entropy: Tensor | None  # float32 [B, R] nats; None if not requested
 
 
 ChatMessage = dict[str, str]  # role: system, user, assistant or tool; content
@@ -136,7 +135,7 @@ ChatMessage = dict[str, str]  # role: system, user, assistant or tool; content
 
 @runtime_checkable
 class PromptCodec(Protocol):
-    """What turns a prompt into tokens, without the model's weights."""
+    """Turns prompts into tokens, without the model's weights."""
 
     context_length: int | None  # tokens of prompt and completion together; None: no limit
 
@@ -145,7 +144,7 @@ class PromptCodec(Protocol):
         ...
 
     def chat(self, text: str, history: Sequence[tuple[str, str]] = ()) -> list[ChatMessage]:
-        """Returns the messages that a prompt consists of, after earlier ones (role, text)."""
+        """Returns the messages of a prompt, after the earlier ones of `history` (role, text)."""
         ...
 
     def encode_chat(self, chat: Sequence[ChatMessage]) -> list[int]:
@@ -153,7 +152,7 @@ class PromptCodec(Protocol):
         ...
 
     def encode_next_turn(self, tokens: Sequence[int], chat: Sequence[ChatMessage]) -> list[int] | None:
-        """Returns what follows `tokens` in a longer chat; None where this does not begin with what they say."""
+        """Returns the tokens that follow `tokens` in a longer chat; None if the chat does not begin with them."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -165,8 +164,8 @@ class PromptCodec(Protocol):
 class LanguagePolicy(Protocol):
     """A causal language model with its tokenizer.
 
-    It draws nothing, and its forward pass is the same in training and in generation (no dropout).  The padding token
-    is never predicted: generation and training exclude it alike.
+    It draws no random numbers, and its forward pass is the same in training and in generation (no dropout).  Both
+    exclude the padding token from predictions.
     """
 
     spec: LanguageSpec
@@ -197,22 +196,22 @@ class LanguagePolicy(Protocol):
     def log_probs(
         self, batch: TokenBatch, temperature: float, with_entropy: bool = True, entropy_gradient: bool = True
     ) -> TokenLogProbs:
-        """Returns log-probs of the completions' tokens at a temperature, differentiable, and so is the entropy.
+        """Returns differentiable log-probs, and entropy, of the completions' tokens at a temperature.
 
-        Without `entropy_gradient` the entropy is a number to look at, and costs no memory until the backward pass.
+        Without `entropy_gradient` the entropy is only reported, and needs no memory for a backward pass.
         """
         ...
 
     def without_adapters(self) -> AbstractContextManager[None]:
-        """Returns a context in which the model is the one that its adapters were added to."""
+        """Returns a context in which the adapters are switched off."""
         ...
 
     def update_flops(self, lengths: Sequence[int], predicted: int) -> float:
-        """Returns the FLOPs of forward and backward passes over sequences with so many tokens of completions in all."""
+        """Returns the FLOPs of forward and backward passes over sequences with `predicted` completion tokens in all."""
         ...
 
     def decoder(self, max_num_seqs: int, width: int) -> Decoder:
-        """Returns memory for S rows of at most `width` tokens each, with the weights as they are now."""
+        """Returns a decoder for S rows of at most `width` tokens each, with the current weights."""
         ...
 
     def parameters(self) -> list[nn.Parameter]:
@@ -224,7 +223,7 @@ class LanguagePolicy(Protocol):
         ...
 
     def save_adapters(self, folder: Path, base: str) -> None:
-        """Writes adapters as peft does, `base` being the model that they are of; nothing without any."""
+        """Writes adapters in peft's form, `base` being their base model; without adapters it writes nothing."""
         ...
 
     @classmethod
@@ -239,7 +238,7 @@ class LanguagePolicy(Protocol):
 
     @classmethod
     def codec_from_config(cls, config: LanguagePolicyConfig, folder: Path | None) -> PromptCodec:
-        """Returns what encodes prompts as the policy of these arguments does."""
+        """Returns the codec of the policy with these arguments, without its weights."""
         ...
 
 
@@ -255,7 +254,7 @@ class ValueModel(Protocol):
 
     @classmethod
     def from_policy(cls, policy: LanguagePolicy) -> ValueModel:
-        """Returns a new critic that starts from a policy's weights and shares none with it."""
+        """Returns a new critic initialised with a policy's weights, sharing none."""
         ...
 
 
@@ -266,7 +265,7 @@ class RewardModel(Protocol):
     pad_id: int | None  # of rows shorter than the batch; None: it takes one row at a time
 
     def scores(self, batch: TokenBatch) -> Tensor:
-        """Returns a number for each sequence, float32 [B]."""
+        """Returns the score of each sequence, float32 [B]."""
         ...
 
     @classmethod

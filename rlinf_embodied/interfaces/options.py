@@ -1,4 +1,4 @@
-"""Options of a plug-in as its own dataclass: values of a config section that this project cannot know beforehand."""
+"""Options of a plug-in, which declares them as a dataclass: settings that this project does not know."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _Options = TypeVar("_Options")
 
 @dataclass(kw_only=True, slots=True)
 class NoOptions:
-    """Of a plug-in that has none: every name is refused."""
+    """Options of a plug-in without any: every name is refused."""
 
 
 def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Options:
-    """Returns the options at a path of the config as a `kind`, whose defaults count for what is left out.
+    """Returns the options at `path` of the config as a `kind`, with its defaults for omitted ones.
 
     Raises:
-        ConfigError: a name is unknown, or a value of another type or refused; names its path.
+        ConfigError: a name is unknown, or a value has another type or is refused; the message names its path.
     """
     if options and not fields(kind):  # pyright: ignore[reportArgumentType] - a dataclass
         name, value = next(iter(options.items()))

@@ -1,7 +1,7 @@
-"""What a VLA gives and takes: an observation in, a chunk of actions out; axes as in envs.py, B rows.
+"""The protocol of policies: observations in, action chunks out; axes as in envs.py, B rows.
 
-What a policy chose is its own affair: action tokens, the steps of a denoising chain, or the actions themselves.  It
-hands them out as a `Record`, which training gives back to it unread, with one log-prob for each of the K choices that
+The form of a choice is internal to a policy: action tokens, the steps of a denoising chain, or the actions themselves.
+It returns them as a `Record`, which training passes back unread, with one log-prob for each of the K choices that
 make up an action.
 """
 
@@ -22,8 +22,8 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.randomness import normal, uniform
 
-Features = dict[str, Tensor]  # what a policy's frozen part made of an observation; every tensor has B rows
-Record = dict[str, Tensor]  # what a policy chose; every tensor has B rows
+Features = dict[str, Tensor]  # output of a policy's frozen part for an observation; every tensor has B rows
+Record = dict[str, Tensor]  # choices of a policy; every tensor has B rows
 ACTION_IS_PAD = "action_is_pad"  # target of an imitation loss: bool [B, C], actions beyond the episode's end
 
 
@@ -34,7 +34,7 @@ def mean_of_rows(entries: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
 
 
 class Distribution(StrEnum):
-    """What noise is drawn from."""
+    """Distribution of noise."""
 
     uniform = "uniform"  # of (0, 1)
     normal = "normal"  # of mean 0 and standard deviation 1
@@ -42,7 +42,7 @@ class Distribution(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What a policy is handed for each row, as Noise((5, 7)), which it turns into its choices."""
+    """Noise that a policy receives for each row and turns into choices, for example Noise((5, 7))."""
 
     shape: tuple[int, ...]
     distribution: Distribution = Distribution.uniform
@@ -55,18 +55,18 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """Plain facts about a policy."""
+    """Static description of a policy."""
 
     name: str
     chunk: int  # C
     action_dim: int  # A
-    choices: int  # K per action, each with a log-prob: A where every dimension is a token
-    noise: Noise  # that `act` is handed
-    greedy_noise: Noise | None = None  # that greedy actions begin with: `act` is handed it with temperature 0
+    choices: int  # K per action, each with a log-prob; A if every dimension is a token
+    noise: Noise  # input of `act`
+    greedy_noise: Noise | None = None  # input of `act` for greedy actions, with temperature 0; None: no noise
 
 
 def token_spec(config: PolicyConfig, env: EnvSpec) -> PolicySpec:
-    """Returns the facts about a policy that chooses a token for every dimension of every action."""
+    """Returns the spec of a policy that chooses a token for every dimension of every action."""
     return PolicySpec(config.name, env.chunk, env.action_dim, env.action_dim, Noise((env.chunk, env.action_dim)))
 
 
@@ -75,9 +75,9 @@ class PolicyOutput:
     """Actions sampled (or chosen) for B rows."""
 
     actions: Tensor  # float32 [B, C, A] in [-1, 1], or in the units of the dataset that the policy learned from
-    record: Record  # what `evaluate` needs to know of the choices
+    record: Record  # input of `evaluate`
     log_probs: Tensor  # float32 [B, C, K], under the distribution sampled from (temperature included)
-    values: Tensor | None = None  # float32 [B, C], where they come from the same forward pass
+    values: Tensor | None = None  # float32 [B, C], if they come from the same forward pass
 
     def rows(self, rows: slice) -> PolicyOutput:
         record = {name: value[rows] for name, value in self.record.items()}
@@ -87,31 +87,31 @@ class PolicyOutput:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Choices of B rows, scored again; all are differentiable."""
+    """Scores of recorded choices of B rows; all are differentiable."""
 
     log_probs: Tensor  # float32 [B, C, K]
-    entropy: Tensor | None = None  # float32 [B, C, K]; None where the distribution has none in closed form
-    values: Tensor | None = None  # float32 [B, C], where they come from the same forward pass
+    entropy: Tensor | None = None  # float32 [B, C, K]; None if the distribution has none in closed form
+    values: Tensor | None = None  # float32 [B, C], if they come from the same forward pass
 
 
 @runtime_checkable
 class Policy(Protocol):
     """A VLA: observation -> distribution over a chunk of actions, and a value per action.
 
-    A policy draws nothing: it is handed its noise.  `encode` is the part that RL may cache with the rollout: what it
-    contains is frozen during RL (or it hands the raw observation on where nothing is frozen).
+    A policy draws no random numbers: its noise is an argument.  RL may cache the result of `encode` with the rollout,
+    so `encode` computes only parts that are frozen during RL (or returns the raw observation if nothing is frozen).
 
-    Where `policy_parameters` and `value_parameters` have some in common, one optimizer trains all of them on the sum of
-    both losses (algorithm.value_coef); otherwise each loss has its own, but for algorithm.one_optimizer.
+    If `policy_parameters` and `value_parameters` overlap, one optimizer trains all of them on the sum of both losses
+    (algorithm.value_coef); otherwise each loss has its own optimizer, unless algorithm.one_optimizer is set.
     """
 
     spec: PolicySpec
     module: nn.Module
-    reads_published: ClassVar[bool] = False  # whether `from_folder` takes folders that others wrote
+    reads_published: ClassVar[bool] = False  # whether `from_folder` reads published folders of other projects
     has_entropy: ClassVar[bool] = True  # whether `evaluate` returns one
 
     def encode(self, observation: Observation) -> Features:
-        """Returns what `act`, `evaluate` and `value` need of B rows; rows do not influence each other."""
+        """Returns the input of `act`, `evaluate` and `value` for B rows; rows do not influence each other."""
         ...
 
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
@@ -121,21 +121,21 @@ class Policy(Protocol):
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
-        """Returns log-probs of given choices, as `act` gave them at the same weights.
+        """Returns log-probs of recorded choices, equal to those of `act` at the same weights.
 
-        Without `entropy_gradient` the entropy is a number to look at, and costs no memory until the backward pass.
+        Without `entropy_gradient` the entropy is only reported, and needs no memory for a backward pass.
         """
         ...
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C], of the simulator's state [B, C, Q] there (None: unknown).
+        """Returns V before each action, float32 [B, C]; `privileged` is the simulator's state [B, C, Q] there or None.
 
         Features may be {} unless policy.critic is observation.
         """
         ...
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Returns what the policy loss trains in RL, in a fixed order (frozen parts left out)."""
+        """Returns what the policy loss trains in RL, in a fixed order, without frozen parts."""
         ...
 
     def value_parameters(self) -> list[nn.Parameter]:
@@ -151,9 +151,9 @@ class Policy(Protocol):
         """Returns the policy of a folder.
 
         Args:
-            folder: that `save` wrote, or one in the form in which such policies are published.
-            env: what it acts in, for a published folder, which does not say; other folders know.
-            config: may change how the policy is used, not what it is.
+            folder: written by `save`, or in the form in which such policies are published.
+            env: the env's spec; needed for a published folder, which does not hold it.
+            config: may change how the policy is used, but not its network.
 
         Raises:
             CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
@@ -163,30 +163,30 @@ class Policy(Protocol):
 
 @runtime_checkable
 class HasRunningStatistics(Protocol):
-    """A policy that standardises by what its own rollouts show.
+    """A policy that standardises its inputs by running statistics of its rollouts.
 
-    The statistics are buffers of its module, so that weights on the wire and checkpoints hold them.  They change once
-    per iteration, after its update: all that an iteration samples and trains on is standardised alike.
+    The statistics are buffers of its module, so sent weights and checkpoints hold them.  They change once per
+    iteration, after its update, so sampling and training of an iteration use the same statistics.
     """
 
     def statistics_sums(self, features: Features, returns: Tensor | None) -> Tensor:
-        """Returns what `update_statistics` needs of M samples, float64 [D]: it adds up over blocks.
+        """Returns sums over M samples for `update_statistics`, float64 [D], which are added over blocks.
 
         `returns` are the critic's targets of all valid actions, float32 [*]; None without a critic.
         """
         ...
 
     def update_statistics(self, total: Tensor) -> None:
-        """Takes the sum over all blocks in, float64 [D]; the same in every worker."""
+        """Updates the statistics with the sum over all blocks, float64 [D], which is the same in every worker."""
         ...
 
 
 @runtime_checkable
 class HasValueFeatures(Protocol):
-    """A policy whose critic reads what other parameters than its own have computed: once for all value epochs."""
+    """A policy whose critic reads features computed by other parameters, once for all value epochs."""
 
     def value_features(self, features: Features) -> Features:
-        """Returns what `value` computes V of by the critic's own parameters alone, without a gradient."""
+        """Returns the inputs of the critic's own parameters in `value`, without a gradient."""
         ...
 
 
@@ -194,7 +194,7 @@ class HasValueFeatures(Protocol):
 class ReparameterizedPolicy(Policy, Protocol):
     """A policy whose actions are differentiable functions of its parameters and of noise."""
 
-    state_dim: int  # P of the observations that it acts on, which critics receive in addition to its actions
+    state_dim: int  # P of its observations, which critics receive together with actions
 
     def sample(self, features: Features, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Returns actions [B, C, A] in [-1, 1] and the logarithm of their density [B, C]; both have gradients."""
@@ -207,17 +207,17 @@ class ReparameterizedPolicy(Policy, Protocol):
 
 @runtime_checkable
 class ImitationPolicy(Policy, Protocol):
-    """A policy that can be cloned from demonstrations, or begin with statistics of what it will see.
+    """A policy that can be cloned from demonstrations, or starts with statistics of its inputs.
 
-    A class that inherits from this writes what it must of `Policy`; the answers here are those of a policy without a
-    frozen part that takes its inputs as they come and is not cloned.
+    A subclass implements the methods of `Policy`.  The defaults here suit a policy without a frozen part that does not
+    standardise its inputs and cannot be cloned.
     """
 
     proprio_jitter: ClassVar[float] = 0.005  # see FineTuningPhases.proprio_jitter
-    imitation_noise: Noise | None = None  # that `imitation_loss` is handed as targets["noise"]
+    imitation_noise: Noise | None = None  # passed to `imitation_loss` as targets["noise"]
 
     def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
-        """Returns what cloning trains: the whole policy, or all but what `encode_frozen` computes."""
+        """Returns what cloning trains: the whole policy, or everything but the parts of `encode_frozen`."""
         return self.policy_parameters()
 
     def encode_trainable(self, observation: Observation) -> Features:
@@ -225,30 +225,30 @@ class ImitationPolicy(Policy, Protocol):
         return self.encode(observation)
 
     def encode_frozen(self, observation: Observation) -> Features:
-        """Returns features that hold what the frozen part computes, without a gradient."""
+        """Returns features computed by the frozen part, without a gradient."""
         return self.encode(observation)
 
     def pooled(self, features: Features) -> Tensor:
-        """Returns what the statistics "vision" standardise, float32 [B, D]; D = 0 where there is nothing."""
+        """Returns the features that the statistics "vision" standardise, float32 [B, D]; D = 0 for none."""
         return next(iter(features.values())).new_zeros(len(next(iter(features.values()))), 0, dtype=torch.float32)
 
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
-        """Sets what an input is standardised with: "proprio", "privileged" or "vision", each [D]."""
+        """Sets mean and standard deviation [D] of the input "proprio", "privileged" or "vision"."""
         return
 
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Takes in statistics of the dataset that a new policy learns from, which then has its units.
+        """Sets the statistics of the dataset that a new policy learns from, whose units it then uses.
 
-        They are those of meta/stats.json, {"action": {"min": [A], "q01": [A], ...}, "observation.state": {...}}.
+        The form is that of meta/stats.json, {"action": {"min": [A], "q01": [A], ...}, "observation.state": {...}}.
         """
         return
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed loss (scalar) of cloning B rows of actions, float32 [B, C, A] in [-1, 1] or data units.
 
-        Targets: "action_is_pad", bool [B, C], where some actions lie beyond the episode's end and count nothing (see
-        `mean_of_rows`); helpers, for example "object_position" [B, 3] in metres; "noise" where the policy asks for
-        some, drawn anew each time.
+        Targets: "action_is_pad", bool [B, C], for actions beyond the episode's end, which do not count (see
+        `mean_of_rows`); auxiliary ones such as "object_position" [B, 3] in metres; "noise", drawn anew for each call,
+        if the policy has `imitation_noise`.
 
         Raises:
             ConfigError: the policy cannot be cloned.

@@ -2,11 +2,11 @@
 
     on connection    server -> client    metadata, a dict
     then, in turn    client -> server    an observation, a dict
-                     server -> client    {"actions": float32 [C, A], "server_timing": {...}}, or a text: what was wrong
+                     server -> client    {"actions": float32 [C, A], "server_timing": {...}}, or an error text
 
-Messages are msgpack, arrays in them {b"__ndarray__": True, b"data": bytes, b"dtype": "<f4", b"shape": [5, 7]}.  A
-server of this project describes itself under "rlinf" in its metadata, and takes requests of B rows, which have the
-entry "rlinf": {"rows": B, "temperature": float, "noise": [B, ...] or None}: each is a policy call without other rows.
+Messages are msgpack; arrays are {b"__ndarray__": True, b"data": bytes, b"dtype": "<f4", b"shape": [5, 7]}.  A server of
+this project describes itself under "rlinf" in its metadata.  It also accepts requests of B rows with the entry
+"rlinf": {"rows": B, "temperature": float, "noise": [B, ...] or None}, each of which is a separate policy call.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes | str) -> dict[str, Any]:
-    """Returns the message in some bytes.
+    """Returns the message that bytes hold.
 
     Raises:
-        ServerError: they hold no such message.
+        ServerError: they hold no valid message.
     """
     try:
         message = msgpack.unpackb(data, object_hook=_decoded)
@@ -80,7 +80,7 @@ class PolicyClient:
     """A connection to a policy server."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        """Connects, and reads the server's metadata; `timeout_s` is the limit of each answer.
+        """Connects, and reads the server's metadata; `timeout_s` is the time limit of each response.
 
         Raises:
             ConfigError: no policy server answers at the url, or one of another version of this project.
@@ -97,10 +97,10 @@ class PolicyClient:
             raise ConfigError(f"remote.url is {url!r}, but {why}: {action}") from error
 
     def infer(self, request: Mapping[str, Any]) -> np.ndarray:
-        """Returns the server's actions, float32 [C, A], or [B, C, A] of a request with rows.
+        """Returns the server's actions, float32 [C, A], or [B, C, A] for a request with rows.
 
         Raises:
-            ServerError: the server is gone, refused the request, or answered in another form.
+            ServerError: the server is gone, refused the request, or responded in another form.
         """
         try:
             self._socket.send(pack(request))
@@ -123,7 +123,7 @@ class PolicyClient:
 
 
 def pack_vla_eval(kind: str, payload: Mapping[str, Any], number: int) -> bytes:
-    """Returns a message of vla-eval, in which arrays have names of text, as bytes."""
+    """Returns a message of vla-eval as bytes; the keys of its arrays are text."""
     named = lambda value: {str(key, "ascii"): part for key, part in cast(dict, _encoded(value)).items()}  # noqa: E731
     message = {"type": kind, "payload": payload, "seq": number, "timestamp": time.time()}
     return cast(bytes, msgpack.packb(message, default=named))
@@ -136,7 +136,7 @@ async def listen(
     pages: Mapping[str, Callable[[], str]],
     what: str,
 ) -> None:
-    """Serves connections, and `pages` by plain HTTP, until SIGINT or SIGTERM; prints `what` with the url behind it.
+    """Serves connections, and `pages` by plain HTTP, until SIGINT or SIGTERM; prints `what` and the url.
 
     Raises:
         ConfigError: the port cannot be used.
@@ -162,10 +162,10 @@ async def listen(
 def observation_of(
     message: Mapping[str, Any], env: EnvSpec, keys: Mapping[str, str], prompt: str | None
 ) -> Observation:
-    """Returns the observation in a request, of its rows or of one, as the policy's env shows it.
+    """Returns the observation in a request, of its rows or of one, in the form of the policy's env.
 
-    Nested dicts are keys joined by ".", and "/" is the same.  `keys` are our names of keys that the request has
-    otherwise, `prompt` is the instruction of requests without one.
+    Keys of nested dicts are joined by ".", which is equivalent to "/".  `keys` maps a request's keys to ours;
+    `prompt` is the instruction for requests without one.
 
     Raises:
         ServerError: something is missing, or has another shape.

@@ -40,7 +40,7 @@ def test_the_gpu_simulator_shows_films_and_answers_on_the_device() -> None:
     seen = env.reset([1, 2, 2, 3])
     where = torch.device("sim:1")
     assert {stacked(seen).device, seen.proprio.device, env.expert_actions().device} == {where}
-    physx, controller = env.simulator._task.scene.px, env.simulator._task.agent.controller.controllers["arm"]
+    physx, controller = env.simulator.task.scene.px, env.simulator.task.agent.controller.controllers["arm"]
     assert {physx.cuda_rigid_body_data.torch().device, physx.cuda_articulation_qpos.torch().device} == {where}
     assert controller.kinematics.use_gpu_ik
     assert torch.equal(seen.proprio[1].cpu(), seen.proprio[2].cpu())  # rows with one seed start from one state

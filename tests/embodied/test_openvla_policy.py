@@ -14,12 +14,13 @@ from runs import GRPO, tiny_overrides, train, weights_of
 from safetensors.torch import load_file, save_file
 from stopped_runs import straight_runs
 
+from policies.language_folder import read_tokenizer
 from policies.openvla.actions import ActionTokens, range_of
 from policies.openvla.decoding import TokenDistribution, decode
 from policies.openvla.folder import read_checkpoint
 from policies.openvla.images import read_processor
 from policies.openvla.policy import OpenVLAPolicy
-from policies.openvla.prompt import OpenVLATokenizer
+from policies.openvla.prompt import prompt_for, rows_of
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import Critic, PolicyConfig, TrainConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
@@ -74,10 +75,11 @@ def test_its_greedy_action_is_that_of_the_checkpoint_alone(published) -> None:
     observation = shown(size=36)
     actions = policy.act(policy.encode(observation), None, 1.0).actions
     checkpoint = read_checkpoint(published)
-    processor, tokenizer = read_processor(published, checkpoint.config), OpenVLATokenizer(published, 32000)
+    processor, tokenizer = read_processor(published, checkpoint.config), read_tokenizer(published)
     for row, text in enumerate(observation.instruction):
         squared = torch.from_numpy(processor.squared(stacked(observation)[row, 0].numpy()))
-        prompt, pixels = tokenizer.row(text, 24), processor.normalised(squared[None, None])
+        prompt = rows_of([tokenizer(prompt_for(text))["input_ids"]], 32000, 24)
+        pixels = processor.normalised(squared[None, None])
         tokens, _ = decode(checkpoint.network, prompt, pixels, 2, TokenDistribution(slice(31744, 32000)))
         expected = range_of(checkpoint.statistics, None).expand(ActionTokens(32000, 256).decode(tokens[0].numpy()))
         np.testing.assert_allclose(actions[row, 0].numpy(), expected.clip(-1, 1), atol=1e-6)
@@ -265,5 +267,5 @@ def test_what_does_not_fit_is_named(published, options: dict, env: EnvSpec, word
 
 
 def test_a_checkpoint_of_other_options_is_refused(straight) -> None:
-    with pytest.raises(CheckpointError, match=r"options.lora is LoraSettings\(rank=0, .* LoraSettings\(rank=4"):
+    with pytest.raises(CheckpointError, match=r"options.lora is {'rank': 0, .* {'rank': 4"):
         OpenVLAPolicy.from_folder(straight() / "checkpoints/latest", config=config_of(PARALLEL))

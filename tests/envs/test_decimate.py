@@ -94,7 +94,7 @@ def test_the_decimated_images_look_like_the_full_ones() -> None:
         options = {"robot": "panda_wristcam", "camera_fov": 0.8, "decimate": decimated_too}
         env = make_env(EnvConfig(obs_size=size, cameras=views, options=options), 1)
         images[size, decimated_too] = stacked(env.reset([1])).float()
-        triangles[size, decimated_too] = _triangles(env.simulator._task.scene.sub_scenes[0])
+        triangles[size, decimated_too] = _triangles(env.simulator.task.scene.sub_scenes[0])
         env.close()
     assert triangles[64, False] > 400_000
     assert triangles[64, True] < 4_000

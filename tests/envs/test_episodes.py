@@ -19,10 +19,10 @@ from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS
 from tests.observations import stacked
 
 
-class Scripted:
+class Scripted(Simulator):
     """One row that is solved after step t where `solved[t - 1]` is "1", and fails where it is "x"."""
 
-    backend, num_rows, action_dim, device, expert = "scripted", 1, 2, torch.device("cpu"), None
+    backend, num_rows, action_dim = "scripted", 1, 2
 
     def __init__(self, solved: str) -> None:
         self._solved, self._steps = solved, 0
@@ -41,9 +41,6 @@ class Scripted:
 
     def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
         return {"base_camera": torch.zeros(len(rows), 4, 4, 3, dtype=torch.uint8)}
-
-    def object_positions(self) -> None:
-        return None
 
 
 def episode(

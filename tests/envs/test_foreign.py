@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from envs.foreign import wire
-from envs.foreign.wire import Message
 from envs.foreign.worker import Rows
 from envs.libero import LiberoOptions
 
@@ -25,14 +24,14 @@ def test_a_message_arrives_as_it_was_sent_whatever_its_size() -> None:
         "success": np.array([True, False]),
         "scalar": np.array(1.5),
     }
-    sender = threading.Thread(target=wire.send, args=(theirs, Message("step", {"rows": [0, 2]}, arrays)))
+    sender = threading.Thread(target=wire.send, args=(theirs, {"kind": "step", "rows": [0, 2], **arrays}))
     sender.start()
     got = wire.receive(ours, 60)
     sender.join()
-    assert (got.kind, got.values) == ("step", {"rows": [0, 2]})
     for name, array in arrays.items():
-        assert got.arrays[name].dtype == array.dtype
-        np.testing.assert_array_equal(got.arrays[name], array)
+        assert got[name].dtype == array.dtype
+        np.testing.assert_array_equal(got.pop(name), array)
+    assert got == {"kind": "step", "rows": [0, 2]}
     with pytest.raises(TimeoutError):
         wire.receive(ours, 0.05)
     theirs.close()
@@ -71,14 +70,15 @@ class Counting(libero_stand_in.StandIn):
 def reset(rows: Rows, **tasks: int) -> None:
     """Resets rows to tasks, as reset(rows, r0=3)."""
     starts = [(task, 0, task) for task in tasks.values()]
-    assert rows.run(Message("reset", {"rows": [int(name[1:]) for name in tasks], "starts": starts})).kind == "state"
+    question = {"kind": "reset", "rows": [int(name[1:]) for name in tasks], "starts": starts}
+    assert rows.run(question)["kind"] == "state"
 
 
 def test_scenes_are_built_once_and_the_one_that_waited_longest_goes_first() -> None:
     adapter = Counting()
     rows, builds, closed = Rows(adapter, ["agentview"], 4), adapter.builds, adapter.closed
     reset(rows, r0=0, r1=1)
-    rows.run(Message("images", {"rows": [0, 1]}))
+    rows.run({"kind": "images", "rows": [0, 1]})
     reset(rows, r0=0, r1=1)
     assert builds == [0, 1]
     reset(rows, r0=1, r1=0)  # row 0 needs a second scene of task 1, row 1 takes the one that row 0 left
@@ -94,4 +94,4 @@ def test_scenes_are_built_once_and_the_one_that_waited_longest_goes_first() -> N
 def test_an_expert_acts_for_the_rows_that_are_asked_for() -> None:
     rows = Rows(Counting(), [], 4)
     reset(rows, r0=3, r1=5)
-    assert rows.run(Message("expert", {"rows": [1, 0]})).arrays["actions"].tolist() == [[5, 5], [3, 3]]
+    assert rows.run({"kind": "expert", "rows": [1, 0]})["actions"].tolist() == [[5, 5], [3, 3]]

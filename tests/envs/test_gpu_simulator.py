@@ -42,7 +42,7 @@ def simulator(env):
 
 def arm(simulator):
     """The end effector's controller."""
-    return simulator._task.agent.controller.controllers["arm"]
+    return simulator.task.agent.controller.controllers["arm"]
 
 
 def moving(value: float = 0.5) -> Tensor:
@@ -56,7 +56,7 @@ def test_a_row_at_rest_shows_where_it_came_to_rest_while_others_continue(simulat
     for _ in range(3):
         simulator.step(moving(), [1, 2, 3])
         after = simulator.measure(moving())
-    joints = simulator._task.agent.robot.get_qpos()
+    joints = simulator.task.agent.robot.get_qpos()
     assert not torch.allclose(joints[0], before.proprio[0, :9], atol=1e-3)  # the physics has moved it on
     for name in ("reward", "success", "proprio", "privileged"):
         assert torch.equal(getattr(before, name)[0], getattr(after, name)[0]), name
@@ -96,7 +96,7 @@ def test_rows_with_one_seed_start_from_one_state_their_targets_included(simulato
 
 
 def test_contacts_of_an_episode_that_is_over_are_forgotten(simulator) -> None:
-    task = simulator._task
+    task = simulator.task
     for _ in range(2):
         simulator.step(moving(0.0), range(ROWS))
     pressed = task.cube.get_net_contact_impulses()[:, 2]
@@ -111,7 +111,7 @@ def test_contacts_of_an_episode_that_is_over_are_forgotten(simulator) -> None:
 
 
 def test_a_copy_takes_what_the_reset_has_drawn_and_leaves_what_was_built() -> None:
-    from envs.gpu_rows import ResetValues
+    from envs.gpu_simulator import ResetValues
 
     task = SimpleNamespace(
         num_envs=3,
@@ -133,7 +133,7 @@ def test_a_copy_takes_what_the_reset_has_drawn_and_leaves_what_was_built() -> No
 
 
 def test_rows_that_were_built_of_other_objects_are_no_group() -> None:
-    from envs.gpu_rows import require_alike
+    from envs.gpu_simulator import require_alike
 
     robot = SimpleNamespace(name="panda", merged=True, _objs=[0, 1])
     cube = SimpleNamespace(name="cube", merged=False, _objs=[0, 1])
@@ -152,16 +152,16 @@ def test_rows_that_were_built_of_other_objects_are_no_group() -> None:
 # --------------------------------------------------------------------------------------------------------------- images
 def test_a_task_without_a_camera_for_people_is_filmed_by_its_first_sensor(simulator, monkeypatch) -> None:
     usual = simulator.film([1, 2], 32)
-    monkeypatch.setattr(simulator._task, "_human_render_cameras", {})
-    monkeypatch.setattr(simulator._task.scene, "human_render_cameras", {})
-    assert simulator._task.render_rgb_array() is None
+    monkeypatch.setattr(simulator.task, "_human_render_cameras", {})
+    monkeypatch.setattr(simulator.task.scene, "human_render_cameras", {})
+    assert simulator.task.render_rgb_array() is None
     films = simulator.film(range(ROWS), 64)
     assert {row: tuple(film.shape) for row, film in films.items()} == dict.fromkeys(range(ROWS), (64, 64, 3))
     assert usual[1].shape == (32, 32, 3)
     hidden = next(iter(simulator.images(range(ROWS)).values()))
     shown = torch.stack([films[row] for row in range(ROWS)])
     assert (shown != hidden).any(-1).sum() > 10  # a film shows the goal, a policy does not see it
-    monkeypatch.setattr(simulator._task.scene, "sensors", {})
+    monkeypatch.setattr(simulator.task.scene, "sensors", {})
     with pytest.raises(SimulatorError, match=r"has no camera to film with: use eval.record_video=false"):
         simulator.film([1], 16)
 
@@ -169,11 +169,11 @@ def test_a_task_without_a_camera_for_people_is_filmed_by_its_first_sensor(simula
 def test_a_goal_that_can_be_touched_is_not_hidden(simulator) -> None:
     from envs.gpu_simulator import require_hideable
 
-    require_hideable("PickCube-v1", simulator._task.goal_site)
+    require_hideable("PickCube-v1", simulator.task.goal_site)
     with pytest.raises(
         ConfigError, match=r"env.options.show_goal is false.*env.options.show_goal=true, or env.options.backend=batched"
     ):
-        require_hideable("PickCube-v1", simulator._task.cube)
+        require_hideable("PickCube-v1", simulator.task.cube)
 
 
 # ------------------------------------------------------------------------------------------------------- what is needed

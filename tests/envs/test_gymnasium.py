@@ -54,9 +54,8 @@ def test_rows_are_bit_for_bit_gymnasiums_own_episodes() -> None:
 
 
 def test_actions_may_be_in_the_units_of_the_space() -> None:
-    code = ActionCode.of(
-        spaces.Box(np.array([-90.0, 0.0]), np.array([90.0, 100.0]), dtype=np.float64), "arm"
-    ).physical()
+    box = spaces.Box(np.array([-90.0, 0.0]), np.array([90.0, 100.0]), dtype=np.float64)
+    code = ActionCode.of(box, "arm", is_physical=True)
     assert code.decode(np.array([[45.0, 120.0], [-200.0, 7.0]])).tolist() == [[45.0, 100.0], [-90.0, 7.0]]
     walked = [make_env(replace(WALK, options={"physical_actions": physical}), 1) for physical in (True, False)]
     for env in walked:
@@ -64,13 +63,13 @@ def test_actions_may_be_in_the_units_of_the_space() -> None:
     steps = [env.step_chunk(torch.full((1, 1, 1), value)) for env, value in zip(walked, (1.0, 0.0), strict=True)]
     assert torch.equal(steps[0].observation.proprio, steps[1].observation.proprio)
     with pytest.raises(ConfigError, match=r"env.options.physical_actions is True, .* choices: leave it out"):
-        ActionCode.of(spaces.Discrete(3), "arm").physical()
+        ActionCode.of(spaces.Discrete(3), "arm", is_physical=True)
 
 
 def test_an_expert_of_the_env_acts_in_its_units_or_in_those_of_policies() -> None:
-    code = ActionCode.of(spaces.Box(np.array([-90.0, 0.0]), np.array([90.0, 100.0]), dtype=np.float64), "arm")
-    assert code.encode(np.array([45.0, 100.0]), is_physical=True).tolist() == [45.0, 100.0]
-    assert code.encode(np.array([45.0, 120.0]), is_physical=False).tolist() == [0.5, 1.0]
+    box = spaces.Box(np.array([-90.0, 0.0]), np.array([90.0, 100.0]), dtype=np.float64)
+    assert ActionCode.of(box, "arm", is_physical=True).encode(np.array([45.0, 100.0])).tolist() == [45.0, 100.0]
+    assert ActionCode.of(box, "arm").encode(np.array([45.0, 120.0])).tolist() == [0.5, 1.0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gym_envs.Walk, "expert_action", lambda self: np.array([self.place]), raising=False)
         env = make_env(replace(WALK, options={"physical_actions": True}), 2)

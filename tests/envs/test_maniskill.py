@@ -44,7 +44,7 @@ def test_the_expert_solves_every_one_of_eight_seeds(task: str, instruction: str)
 def test_the_proprioception_is_joints_tool_goal_and_the_way_to_it_and_the_goal_can_be_left_out() -> None:
     env = make(BLIND)
     seen = env.reset([3])
-    task = env.simulator._task
+    task = env.simulator.task
     tool, goal = task.agent.tcp_pose, task.goal_site.pose.p
     expected = torch.cat([task.agent.robot.get_qpos(), tool.raw_pose, goal, goal - tool.p], 1)
     assert torch.equal(seen.proprio, expected)
@@ -54,7 +54,7 @@ def test_the_proprioception_is_joints_tool_goal_and_the_way_to_it_and_the_goal_c
     assert torch.equal(env.reset([3]).proprio[:, -6:], torch.zeros(1, 6))
     env.close()
     env = make(replace(BLIND, options=WRIST | {"objects_in_proprio": True}))
-    seen, task = env.reset([3]), env.simulator._task
+    seen, task = env.reset([3]), env.simulator.task
     cube = task.cube.pose.p
     assert torch.equal(seen.proprio, torch.cat([expected, cube, cube - task.agent.tcp_pose.p], 1))
     env.close()
@@ -63,7 +63,7 @@ def test_the_proprioception_is_joints_tool_goal_and_the_way_to_it_and_the_goal_c
 def test_the_privileged_state_holds_what_a_critic_wants() -> None:
     env = make(BLIND, 2)
     seen = env.reset([3, 4])
-    task = env.simulator._task
+    task = env.simulator.task
     cube, tcp, goal = task.cube.pose.raw_pose, task.agent.tcp_pose.raw_pose, task.goal_site.pose.p
     robot = task.agent.robot
     expected = [robot.get_qpos(), robot.get_qvel(), tcp, cube, (cube - tcp)[:, :3] * 5, goal, (goal - cube[:, :3]) * 5]
@@ -86,7 +86,7 @@ def test_goal_markers_are_seen_only_if_asked() -> None:
         options = WRIST | {"show_goal": shown, "decimate": False}
         env = make(replace(SMALL, task="PushCube-v1", obs_size=64, options=options), 4)
         images[shown] = stacked(env.reset(range(4)))
-        assert env.simulator._task.goal_region.px_body_type == "kinematic"
+        assert env.simulator.task.goal_region.px_body_type == "kinematic"
         env.close()
     assert (images[True] != images[False]).any(-1).sum() > 10
 

@@ -105,8 +105,8 @@ def test_a_sharded_folder_gives_the_same_logits_and_missing_shards_are_named(pol
 def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
     peft = pytest.importorskip("peft", reason="needs the extra lora")
     policy.save(tmp_path / "base")
-    adapted = CausalLM.load(tmp_path / "base", lora=LoraSettings(rank=4), seed=5)
-    same = CausalLM.load(tmp_path / "base", lora=LoraSettings(rank=4), seed=5)
+    bases = [CausalLM.load(tmp_path / "base") for _ in range(2)]
+    adapted, same = (CausalLM(base.model, base.tokenizer, lora=LoraSettings(rank=4), seed=5) for base in bases)
     torch.testing.assert_close(logits_of(adapted), logits_of(policy), atol=1e-6, rtol=0)  # B starts at 0
     assert 0 < sum(p.numel() for p in adapted.parameters()) < 0.3 * sum(p.numel() for p in policy.parameters())
     for one, other in zip(adapted.parameters(), same.parameters(), strict=True):

@@ -155,7 +155,8 @@ def test_recorded_log_probs_are_those_of_training_at_the_same_weights(temperatur
 
 def test_generation_sees_new_weights_and_adapters():
     pytest.importorskip("peft", reason="needs the extra lora")
-    policy = CausalLM.tiny(TinyLMConfig(), seed=1, lora=LoraSettings(rank=4, alpha=8.0))
+    plain = CausalLM.tiny(TinyLMConfig(), seed=1)
+    policy = CausalLM(plain.model, plain.tokenizer, lora=LoraSettings(rank=4, alpha=8.0), seed=1)
     before = run(policy)
     optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Rewards, problems and prompts of the user's own: what docs/reasoning.md shows runs, and bad ones are named."""
+"""Rewards, problems and prompts of the user's own: what docs/own_reward.md shows runs, and bad ones are named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlinf_embodied.reasoning.custom_reward import reward_function
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.reward_stage import Verifier
 
-DOCS = (Path(__file__).resolve().parents[2] / "docs/reasoning.md").read_text()
+DOCS = (Path(__file__).resolve().parents[2] / "docs/own_reward.md").read_text()
 COMMANDS = [
     shlex.split(line, comments=True)
     for line in re.findall(r"^(?:PYTHONPATH=\. )?python experiments/train_llm_math\.py(.*)$", DOCS, re.MULTILINE)

@@ -169,7 +169,7 @@ def test_where_programs_cannot_be_isolated_none_runs(monkeypatch, tmp_path):
 
 
 def test_the_pages_tool_runs():
-    (code,) = re.findall(r"```python\n# my_tool.py\n(.*?)```", (ROOT / "docs/reasoning.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n# my_tool.py\n(.*?)```", (ROOT / "docs/own_reward.md").read_text(), re.DOTALL)
     exec(code, {})
 
 
