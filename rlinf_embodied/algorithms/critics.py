@@ -98,14 +98,10 @@ class CriticsAlgorithm(Algorithm):
     """Critics of states and actions, and their targets, for a policy whose actions have a differentiable density."""
 
     algorithm: CriticsConfig
-    _needs: str  # why the policy needs `sample` or `log_density`
 
     def __init__(self, training: Training) -> None:
         """Makes critics that are a function of the seed, and targets that equal them."""
         super().__init__(training)
-        usable = isinstance(training.policy, ReparameterizedPolicy)
-        target, action = training.settings._target_, "use policy=soft_actor (docs/control.md)"
-        require(usable, "policy._target_", target, self._needs, action)
         self._policy = policy = cast(ReparameterizedPolicy, training.policy)
         self._device = next(policy.module.parameters()).device
         self._dims = policy.spec.chunk * policy.spec.action_dim

@@ -17,7 +17,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlinf_embodied.algorithms import transitions
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
@@ -74,17 +74,6 @@ class _Imitating(Algorithm):
 def _loss_sums(value: Tensor, number: int) -> LossSums:
     """Returns the loss of some chunks as what a pass adds up."""
     return LossSums(value, value.new_tensor(float(number)), value.detach().reshape(1))
-
-
-class _Scored(nn.Module):
-    """A policy's loss as a module's forward pass, which is when sliced weights are gathered."""
-
-    def __init__(self, policy: ImitationPolicy) -> None:
-        super().__init__()
-        self.module, self._policy = policy.module, policy
-
-    def forward(self, loss: _Loss) -> Tensor:
-        return loss(self._policy)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -232,7 +221,10 @@ class FineTuning(_Imitating):
         self._copies = [self._policy]
         self._scored: Callable[[_Loss], Tensor] = lambda loss: loss(self._policy)
         if algorithm.sharding is not Sharding.none:
-            self.learners[_WHOLE] = self._sharded()
+            settings = adam(algorithm, algorithm.lr, algorithm.max_grad_norm)
+            parameters = lambda policy: policy.imitation_parameters(whole=True)  # noqa: E731
+            self._scored, self.learners[_WHOLE] = behind, _ = self.sharded(parameters, settings, ("loss",))
+            self._copies.append(behind.policy)
             return
         phases = ((_WHOLE, algorithm.epochs, algorithm.lr), (_HEAD, algorithm.head_epochs, algorithm.head_lr))
         for name, epochs, lr in phases:
@@ -243,23 +235,8 @@ class FineTuning(_Imitating):
                 )
                 self.learners[name] = Learner(parameters, settings, ("loss",), training.reducer)
 
-    def _sharded(self) -> Learner:
-        """Returns the learner of a second copy of the policy, in slices, with which losses are computed from now on."""
-        from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
-
-        training, algorithm = self.training, self.algorithm
-        policy = cast(ImitationPolicy, training.copy())
-        self._scored = root = _Scored(policy)
-        self._copies.append(policy)
-        return ShardedLearner(
-            *(root, partial(policy.imitation_parameters, True), _Scored(self._policy)),
-            *(adam(algorithm, algorithm.lr, algorithm.max_grad_norm), ("loss",)),
-            zero_loss=lambda: self._sums(True, 0, next(iter(self._data.values())), 0, torch.tensor([0])).loss * 0.0,
-            precision=algorithm.precision,
-            group=training.context.group,
-            device=training.context.device,
-            exact=training.exact,
-        )
+    def zero_loss(self) -> Tensor:
+        return self._sums(True, 0, next(iter(self._data.values())), 0, torch.tensor([0])).loss * 0.0
 
     def measure(self, data: Mapping[int, Chunks]) -> None:
         """Sets the mean and standard deviation with which the policy standardises proprioception and privileged state.

@@ -31,6 +31,7 @@ class IQLConfig(CriticsConfig):
 
     name = "iql"
     acts = False
+    policy_method = "log_density"
 
     expectile: float = 0.7  # of Q over the recorded actions, which V is
     advantage_scale: float = 3.0  # of exp(scale (Q - V)), the weight of a recorded action ...
@@ -51,7 +52,6 @@ class IQL(CriticsAlgorithm):
     """A value, critics with targets, and a policy that imitates actions by their advantage."""
 
     algorithm: IQLConfig
-    _needs = "IQL raises the density of recorded actions, and this policy has no `log_density`"
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)

@@ -76,10 +76,7 @@ class OnPolicy(Algorithm):
         algorithm = self.algorithm
         self._any_row: tuple[Features, Record] | None = None  # of a sharded update
         self._is_sharded = algorithm.sharding is not Sharding.none
-        if self._is_sharded:
-            made = sharded(training, self._zero_loss)
-        else:
-            made = replicated(self.policy, algorithm, training.reducer)
+        made = self._sliced() if self._is_sharded else replicated(self.policy, algorithm, training.reducer)
         self.learners, self._joint = made.by_name, made.joint
         self._temperature = training.settings.temperature
         self.cloning = CloningTerm(training) if algorithm.uses_demonstrations else None
@@ -97,10 +94,29 @@ class OnPolicy(Algorithm):
         self.modules["reference"] = reference.module.requires_grad_(False).to(self.training.context.device)
         return reference
 
-    def _zero_loss(self, scored: Scored) -> Tensor:
-        """Returns 0 from a forward pass over a row of this rollout."""
+    def zero_loss(self) -> Tensor:
         assert self._any_row is not None, "a pass is made within an update"
-        return scored(*self._any_row, self._temperature, False).log_probs.sum() * 0.0
+        return self._objective.evaluate(*self._any_row, self._temperature, False).log_probs.sum() * 0.0
+
+    def _sliced(self) -> Learners:
+        """Returns learners of which that of the policy holds slices of a second copy.
+
+        Raises:
+            ConfigError: several workers whose bits are to be equal; or the policy cannot be trained in slices.
+        """
+        algorithm, view, path = self.algorithm, self.policy, "algorithm.sharding"
+        critic, (main, value) = _critic(view, algorithm), _settings(algorithm)
+        disjoint = {id(p) for p in view.policy_parameters()}.isdisjoint(id(p) for p in critic)
+        keeps = isinstance(view, HasRunningStatistics)
+        require(not keeps, path, "fsdp2", "the policy's running statistics would miss the sliced copy", "use none")
+        rule = "the critic shares parameters with the policy, and is trained whole"
+        require(disjoint, path, "fsdp2", rule, "set policy.critic=privileged")
+        behind, learner = self.sharded(lambda policy: policy.policy_parameters(), main, policy_statistics(algorithm))
+        made = {POLICY: learner}
+        if critic:
+            made[VALUE] = Learner(critic, value, VALUE_STATISTICS, self.training.reducer)
+        evaluate = lambda f, r, t, entropy: behind(lambda p: p.evaluate(f, r, t, entropy_gradient=entropy))  # noqa: E731
+        return Learners(made, joint=False, evaluate=evaluate)
 
     @abstractmethod
     def samples(self, step_context: StepContext, rollouts: Mapping[int, Rollouts]) -> dict[int, TrainingBlock]:
@@ -294,18 +310,6 @@ class OnPolicy(Algorithm):
         return torch.cat([part.abs().reshape(-1) for part in differences]).max().reshape(1)
 
 
-class Scored(nn.Module):
-    """Scoring as a module's forward pass, which is when sliced weights are gathered."""
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__()
-        self.module = policy.module
-        self._policy = policy
-
-    def forward(self, features: Features, record: Record, temperature: float, entropy_gradient: bool) -> Evaluation:
-        return self._policy.evaluate(features, record, temperature, entropy_gradient=entropy_gradient)
-
-
 @dataclass(frozen=True, slots=True)
 class Learners:
     """What trains, and how the passes of the policy's loss score choices."""
@@ -324,43 +328,10 @@ def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> L
     main, value = _settings(algorithm)
     more = {VALUE_GROUP: ParameterGroup(head, main if algorithm.one_optimizer else value)} if joint and head else {}
     statistics = (*policy_statistics(algorithm), *([VALUE_LOSS] if joint else []))
-    made = {POLICY: Learner(actor, main, statistics, reducer, group="policy", more=more, compile=compile)}
+    made = {POLICY: Learner(actor, main, statistics, reducer, more=more, compile=compile)}
     if critic and not joint:
         made[VALUE] = Learner(critic, value, VALUE_STATISTICS, reducer, compile=compile)
     return Learners(made, joint, lambda f, r, t, entropy: policy.evaluate(f, r, t, entropy_gradient=entropy))
-
-
-def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learners:
-    """Returns learners of which that of the policy holds slices of a second copy.
-
-    `zero_loss` makes a loss of 0 from a forward pass: a worker takes part in every pass of the others.
-
-    Raises:
-        ConfigError: several workers whose bits are to be equal; or the policy cannot be trained in slices.
-    """
-    from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
-
-    algorithm, context, view = training.algorithm, training.context, training.policy
-    critic = _critic(view, algorithm)
-    disjoint = {id(p) for p in view.policy_parameters()}.isdisjoint(id(p) for p in critic)
-    path, keeps = "algorithm.sharding", isinstance(view, HasRunningStatistics)
-    require(not keeps, path, "fsdp2", "the policy's running statistics would miss the sliced copy", "use none")
-    rule = "the critic shares parameters with the policy, and is trained whole"
-    require(disjoint, path, "fsdp2", rule, "set policy.critic=privileged")
-    policy, (main, value) = training.copy(), _settings(algorithm)
-    root = Scored(policy)
-    learner = ShardedLearner(
-        *(root, policy.policy_parameters, Scored(view), main, policy_statistics(algorithm)),
-        zero_loss=lambda: zero_loss(root),
-        precision=algorithm.precision,
-        group=context.group,
-        device=context.device,
-        exact=training.exact,
-    )
-    made: dict[str, Learner] = {POLICY: learner}
-    if critic:
-        made[VALUE] = Learner(critic, value, VALUE_STATISTICS, training.reducer)
-    return Learners(made, joint=False, evaluate=cast("Callable[..., Evaluation]", root))
 
 
 def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]:

@@ -56,7 +56,6 @@ class SAC(CriticsAlgorithm):
     """Critics with targets, a policy whose actions are differentiable, and the entropy coefficient."""
 
     algorithm: SACConfig
-    _needs = "SAC climbs the critics through the policy's actions, and this one has no `sample`"
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)

@@ -164,7 +164,7 @@ def test_a_value_head_on_the_policys_trunk_has_its_own_rate_and_is_trained_alone
     learners = replicated(policy, algorithm, Reducer(SoloGroup(), (0,)))
     learner = learners.by_name[POLICY]
     assert set(learners.by_name) == {POLICY}
-    assert learner.rates == {"policy": 1e-4, VALUE_GROUP: 3e-3}
+    assert learner.rates == {"main": 1e-4, VALUE_GROUP: 3e-3}
     objective = Objective(algorithm, 1.0, learners.evaluate, policy.value, learners.joint)
     block, start = samples(batch), {name: p.detach().clone() for name, p in policy.module.named_parameters()}
     passes = lambda _, index: objective.value_passes(block, index)  # noqa: E731
