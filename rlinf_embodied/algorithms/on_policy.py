@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import cast
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.algorithms.advantages import standardized
-from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
+from rlinf_embodied.algorithms.algorithm import Algorithm, Behind, Training, adam
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import (
     CHUNKS,
@@ -43,14 +43,7 @@ from rlinf_embodied.config import Critic, Precision, Sharding
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.policies import (
-    Evaluation,
-    Features,
-    HasRunningStatistics,
-    HasValueFeatures,
-    Policy,
-    Record,
-)
+from rlinf_embodied.interfaces.policies import Features, HasRunningStatistics, HasValueFeatures, Policy, Record
 from rlinf_embodied.learning import update
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import Learner
@@ -76,13 +69,17 @@ class OnPolicy(Algorithm):
         algorithm = self.algorithm
         self._any_row: tuple[Features, Record] | None = None  # of a sharded update
         self._is_sharded = algorithm.sharding is not Sharding.none
-        made = self._sliced() if self._is_sharded else replicated(self.policy, algorithm, training.reducer)
-        self.learners, self._joint = made.by_name, made.joint
+        evaluate, self._joint = self.policy.evaluate, False
+        if self._is_sharded:
+            behind = self._sliced()
+            evaluate = lambda *inputs: behind(lambda policy: policy.evaluate(*inputs))  # noqa: E731
+        else:
+            self.learners, self._joint = replicated(self.policy, algorithm, training.reducer)
         self._temperature = training.settings.temperature
         self.cloning = CloningTerm(training) if algorithm.uses_demonstrations else None
         self._reference = self._made_reference() if algorithm.needs_reference else None
         scale = getattr(self.policy, "return_scale", None)
-        self._objective = Objective(algorithm, self._temperature, made.evaluate, self.policy.value, made.joint, scale)
+        self._objective = Objective(algorithm, self._temperature, evaluate, self.policy.value, self._joint, scale)
 
     def _made_reference(self) -> Policy:
         """Returns the policy that the run began with; as one of the modules it is part of checkpoints."""
@@ -98,8 +95,8 @@ class OnPolicy(Algorithm):
         assert self._any_row is not None, "a pass is made within an update"
         return self._objective.evaluate(*self._any_row, self._temperature, False).log_probs.sum() * 0.0
 
-    def _sliced(self) -> Learners:
-        """Returns learners of which that of the policy holds slices of a second copy.
+    def _sliced(self) -> Behind:
+        """Makes learners, of which that of the policy holds slices of a second copy; returns what computes with these.
 
         Raises:
             ConfigError: several workers whose bits are to be equal; or the policy cannot be trained in slices.
@@ -112,11 +109,10 @@ class OnPolicy(Algorithm):
         rule = "the critic shares parameters with the policy, and is trained whole"
         require(disjoint, path, "fsdp2", rule, "set policy.critic=privileged")
         behind, learner = self.sharded(lambda policy: policy.policy_parameters(), main, policy_statistics(algorithm))
-        made = {POLICY: learner}
+        self.learners[POLICY] = learner
         if critic:
-            made[VALUE] = Learner(critic, value, VALUE_STATISTICS, self.training.reducer)
-        evaluate = lambda f, r, t, entropy: behind(lambda p: p.evaluate(f, r, t, entropy_gradient=entropy))  # noqa: E731
-        return Learners(made, joint=False, evaluate=evaluate)
+            self.learners[VALUE] = Learner(critic, value, VALUE_STATISTICS, self.training.reducer)
+        return behind
 
     @abstractmethod
     def samples(self, step_context: StepContext, rollouts: Mapping[int, Rollouts]) -> dict[int, TrainingBlock]:
@@ -310,17 +306,11 @@ class OnPolicy(Algorithm):
         return torch.cat([part.abs().reshape(-1) for part in differences]).max().reshape(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Learners:
-    """What trains, and how the passes of the policy's loss score choices."""
+def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> tuple[dict[str, Learner], bool]:
+    """Returns learners of the policy that other stages read, and whether that of the policy trains the critic as well.
 
-    by_name: dict[str, Learner]
-    joint: bool  # whether POLICY trains the critic as well: the two share parameters, or algorithm.one_optimizer
-    evaluate: Callable[[Features, Record, float, bool], Evaluation]
-
-
-def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> Learners:
-    """Returns learners of the policy that other stages read."""
+    It does where the two share parameters, and with algorithm.one_optimizer.
+    """
     actor, critic, compile = policy.policy_parameters(), _critic(policy, algorithm), algorithm.compile
     shared = {id(p) for p in actor}
     head = [p for p in critic if id(p) not in shared]
@@ -331,7 +321,7 @@ def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> L
     made = {POLICY: Learner(actor, main, statistics, reducer, more=more, compile=compile)}
     if critic and not joint:
         made[VALUE] = Learner(critic, value, VALUE_STATISTICS, reducer, compile=compile)
-    return Learners(made, joint, lambda f, r, t, entropy: policy.evaluate(f, r, t, entropy_gradient=entropy))
+    return made, joint
 
 
 def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]:
