@@ -29,7 +29,7 @@ from rlinf_embodied.config.learning import FineTuningPhases
 from rlinf_embodied.config.machine import require_no_cores
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Features, ImitationPolicy
-from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.gradients import LossSums, Pass, loss_sums
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.reduce import Reducer
@@ -69,11 +69,6 @@ class _Imitating(Algorithm):
         require_imitation(training)
         self._policy, self._device = cast(ImitationPolicy, training.policy), training.context.device
         self._noise = partial(drawn_noise, training)
-
-
-def _loss_sums(value: Tensor, number: int) -> LossSums:
-    """Returns the loss of some chunks as what a pass adds up."""
-    return LossSums(value, value.new_tensor(float(number)), value.detach().reshape(1))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -146,7 +141,7 @@ class Imitation(_Imitating):
         actions = columns[expert if expert in columns else transitions.ACTION]
         targets = {_NOISE: columns[_NOISE]} if _NOISE in columns else {}
         features = self._policy.encode_trainable(self._observation(columns))
-        return _loss_sums(self._policy.imitation_loss(features, actions[:, None], targets), len(actions))
+        return loss_sums(self._policy.imitation_loss(features, actions[:, None], targets), len(actions))
 
     def _observation(self, columns: Columns) -> Observation:
         """Returns what the policy sees when it learns from transitions."""
@@ -362,7 +357,7 @@ class FineTuning(_Imitating):
                 features["proprio"] = features["proprio"] + jitter
             return policy.imitation_loss(features, actions, targets)
 
-        return _loss_sums(self._scored(loss), len(actions))
+        return loss_sums(self._scored(loss), len(actions))
 
     def _augmented(self, seen: Observation, whole: bool, *ids: int | np.ndarray) -> Observation:
         names, number = self.algorithm.augment, self.algorithm.max_augmentations

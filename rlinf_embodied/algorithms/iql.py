@@ -15,10 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlinf_embodied.algorithms.algorithm import Training
-from rlinf_embodied.algorithms.critics import CriticsAlgorithm, CriticsConfig, joined, loss_sums
+from rlinf_embodied.algorithms.critics import CriticsAlgorithm, CriticsConfig, joined
 from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, STATE, Columns, each_update, length, step_on
 from rlinf_embodied.config.checks import require, require_numbers
-from rlinf_embodied.learning.gradients import LossSums
+from rlinf_embodied.learning.gradients import LossSums, loss_sums
 from rlinf_embodied.runtime.host import StepContext
 
 _VALUE, _POLICY, _CRITICS = "value_optimizer", "policy_optimizer", "critics_optimizer"  # in a checkpoint
