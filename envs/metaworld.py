@@ -15,7 +15,6 @@ benchmark.
 from __future__ import annotations
 
 import copy
-import difflib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ import numpy as np
 from envs.foreign.adapter import Adapter, Facts, ForeignOptions, Start
 from envs.foreign.mujoco_scenes import Renderer, Snapshot
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.config.checks import require, require_one_of
+from rlinf_embodied.config.checks import did_you_mean, require, require_one_of
 
 UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")  # how these cameras hang
 SUITES = ("mt10", "mt25", "mt50")
@@ -64,8 +63,7 @@ class Metaworld(Adapter):
     def check(self, config: EnvConfig) -> None:
         super().check(config)
         known = (*SUITES, *self.options.instructions)
-        close = difflib.get_close_matches(config.task, known, n=3, cutoff=0.5)
-        use = f"did you mean {' or '.join(close)}?" if close else f"use one of {', '.join(known[:8])}, ..."
+        use = did_you_mean(config.task, known).strip() or f"use one of {', '.join(known[:8])}, ..."
         require(config.task in known, "env.task", config.task, "MetaWorld has no such task or suite", use)
         rule = f"MetaWorld's episodes have at most {MOST_STEPS} steps"
         require(config.horizon <= MOST_STEPS, "env.horizon", config.horizon, rule, f"use {MOST_STEPS} or less")

@@ -61,7 +61,9 @@ class StableBaselinesVec(VecEnv):
         self._seed, self._numbers = 0, np.zeros(env.spec.num_envs, np.int64)  # of each row's episode
         self._actions = np.zeros(0)
         self._start_s = time.time()
-        super().__init__(env.spec.num_envs, _observation_space(env.spec, self._shown), _action_space(env.spec))
+        size, discrete = (env.spec.action_dim,), spaces.Discrete(env.spec.action_dim)
+        actions = discrete if env.spec.categorical else spaces.Box(-1.0, 1.0, size, np.float32)
+        super().__init__(env.spec.num_envs, _observation_space(env.spec, self._shown), actions)
 
     def reset(self) -> VecEnvObs:
         """Starts an episode in every row, with the seeds of `seed` where it was called before."""
@@ -152,12 +154,6 @@ def _observation_space(spec: EnvSpec, shown: Shown) -> spaces.Space:
         return proprio
     (image, *_) = spec.of_kind(FeatureKind.image)
     return spaces.Dict({"image": spaces.Box(0, 255, image.shape, np.uint8), "proprio": proprio})
-
-
-def _action_space(spec: EnvSpec) -> spaces.Space:
-    if spec.categorical:
-        return spaces.Discrete(spec.action_dim)
-    return spaces.Box(-1.0, 1.0, (spec.action_dim,), np.float32)
 
 
 def make_sb3(

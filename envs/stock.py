@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from envs.batched.rendering import open_renderer
 from envs.batched.scene_recreation import packed_state, put_back, recreated_scene
+from rlinf_embodied.config.checks import did_you_mean, require
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
@@ -105,13 +105,9 @@ def warn_of_fallback(task_id: str, reason: str) -> None:
 
 
 def check_name(path: str, value: str, known: Collection[str]) -> None:
-    """Raises ConfigError, with suggestions, if a value of the config path `path` is not among the known names."""
-    if value in known:
-        return
-    close = difflib.get_close_matches(value, list(known), n=3, cutoff=0.5)
-    some = ", ".join(sorted(known)[:10])
-    meant = f"did you mean {' or '.join(close)}?" if close else f"use one of {some}, ..."
-    raise ConfigError(f"{path} is {value!r}, but ManiSkill knows no such name: {meant}")
+    """Raises ConfigError, with a suggestion, if a value of the config path `path` is not among the known names."""
+    meant = did_you_mean(value, list(known)).strip() or f"use one of {', '.join(sorted(known)[:10])}, ..."
+    require(value in known, path, value, "ManiSkill knows no such name", meant)
 
 
 def check_assets(path: str, task_id: str) -> None:

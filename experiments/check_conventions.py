@@ -321,7 +321,7 @@ def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrati
     """
     from rlinf_embodied.data.frame_cache import FrameCache
     from rlinf_embodied.data.recorded import STATE
-    from rlinf_embodied.embodied.recorded_chunks import RecordedChunks
+    from rlinf_embodied.embodied.demonstrations import RecordedChunks
     from rlinf_embodied.embodied.sources import open_dataset
 
     dataset = open_dataset(config.data, "data")

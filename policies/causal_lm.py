@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from policies.adapters import inject_adapters, merged_model, without_adapters, write_adapters
 from policies.checkpoint_folder import dtype_of, seeded
 from policies.decoding import CachedDecoder, has_plain_cache
-from policies.flops import update_flops
 from policies.language_folder import read_model, read_tokenizer, special_tokens
 from policies.lean_decoding import LeanDecoder, is_lean
 from policies.packing import can_pack, packed_row
@@ -198,7 +198,19 @@ class CausalLM:
         return without_adapters(self.module)
 
     def update_flops(self, lengths: Sequence[int], predicted: int) -> float:
-        return update_flops(self.model, lengths, predicted)
+        """Returns the FLOPs of forward and backward passes: two for each weight that a token meets in a product.
+
+        Attention of width d over n tokens, causal or not, takes 4 d n^2, as in PaLM (Chowdhery et al. 2022,
+        arXiv:2204.02311, B).  A backward pass takes twice as much, or once as much for weights that are not trained.
+        """
+        shape, head, total = self.model.config.get_text_config(), self.model.get_output_embeddings(), 0.0
+        for part in self.model.modules():
+            if isinstance(part, nn.Linear | Conv1D):
+                tokens = predicted if part is head else sum(lengths)  # logits are made for completions only
+                total += 2.0 * part.weight.numel() * tokens * (3 if part.weight.requires_grad else 2)
+        heads = shape.num_attention_heads
+        width = heads * (getattr(shape, "head_dim", None) or shape.hidden_size // heads)
+        return total + 3 * 4.0 * shape.num_hidden_layers * width * sum(n * n for n in lengths)
 
     def _masked(self, logits: Tensor) -> Tensor:
         return logits if self._never is None else logits.index_fill(-1, self._never.to(logits.device), -torch.inf)

@@ -106,9 +106,10 @@ class CellBuffer(Tensor):
         self.dirty.numpy().reshape(-1)[cells] = True
         self.touched = True
 
-    def refresh(self, cells: np.ndarray, values: np.ndarray) -> None:
-        """Overwrites flat cells with the simulation's values, except those assigned and not yet applied."""
-        flat = self.np.reshape(-1)
+    def refresh(self, pairs: np.ndarray, pack: np.ndarray) -> None:
+        """Overwrites cells with values of a pack, by `pairs` of both, except those assigned and not yet applied."""
+        (cells, source), flat = pairs, self.np.reshape(-1)
+        values = pack[source]
         if self.touched:
             keep = self.dirty.numpy().reshape(-1)[cells]
             values = np.where(keep, flat[cells], values)
@@ -203,35 +204,18 @@ JOINT_BUFFERS = ("qpos", "qvel", "target_qpos", "target_qvel")
 
 @dataclass(frozen=True, slots=True)
 class PackLayout:
-    """Index pairs (flat cell of a buffer, position in the joined packs of all scenes).
+    """Index pairs int64 [2, P]: flat cells of a buffer, and positions in the joined packs of all scenes.
 
     `PhysxCpuSystem.pack()` holds, as float32: for each dynamic component q p v w; then for each articulation root
     q p v w, qpos, qvel, and per joint (position target, velocity target) interleaved.  `Scene.pack_poses()` holds q p
     of every entity, links included, in the order of `scene.entities`.
     """
 
-    body_cells: np.ndarray
-    body_source: np.ndarray
-    pose_cells: np.ndarray
-    pose_source: np.ndarray
-    joint_cells: np.ndarray
-    joint_source: dict[str, np.ndarray]
+    bodies: np.ndarray  # velocities
+    poses: np.ndarray
+    joints: dict[str, np.ndarray]  # by JOINT_BUFFERS
     pack_size: int  # float32 values
     pose_pack_size: int
-
-
-class _Pairs:
-    """Index pairs, collected array by array."""
-
-    def __init__(self) -> None:
-        self._parts = [np.zeros((2, 0), np.int64)]
-
-    def add(self, cells: np.ndarray, source: np.ndarray) -> None:
-        self._parts.append(np.stack([cells, source]))
-
-    def joined(self) -> np.ndarray:
-        """Returns cells and source [2, P]."""
-        return np.concatenate(self._parts, 1)
 
 
 def index_packs(
@@ -241,38 +225,26 @@ def index_packs(
     dof: int,
 ) -> PackLayout:
     """Returns the layout of the joined packs of these scenes; `dof` is the width of the joint buffers."""
-    bodies, poses = _Pairs(), _Pairs()
-    joints = {name: _Pairs() for name in JOINT_BUFFERS}
+    none = np.zeros((2, 0), np.int64)
+    bodies, poses, joints = [none], [none], {name: [none] for name in JOINT_BUFFERS}
     at = pose_at = 0
     for scene in scenes:
         system = scene.physx_system
         entity_index = {entity: k for k, entity in enumerate(scene.entities)}
         for body in [*system.rigid_dynamic_components, *system.articulation_link_components]:
             start = pose_at + 7 * entity_index[body.entity]
-            poses.add(13 * body_row[body] + np.arange(7), start + np.array([4, 5, 6, 0, 1, 2, 3]))
+            poses.append(np.stack([13 * body_row[body] + np.arange(7), start + np.array([4, 5, 6, 0, 1, 2, 3])]))
         pose_at += 7 * len(scene.entities)
-        for body in system.rigid_dynamic_components:
-            bodies.add(13 * body_row[body] + np.arange(7, 13), at + np.arange(7, 13))
+        roots = [link for link in system.articulation_link_components if link.is_root]
+        for body in [*system.rigid_dynamic_components, *roots]:
+            bodies.append(np.stack([13 * body_row[body] + np.arange(7, 13), at + np.arange(7, 13)]))
             at += 13
-        for root in (link for link in system.articulation_link_components if link.is_root):
-            bodies.add(13 * body_row[root] + np.arange(7, 13), at + np.arange(7, 13))
-            at = _add_joints(joints, articulation_row[root.articulation] * dof, root.articulation.dof, at + 13)
-    joint_pairs = {name: pairs.joined() for name, pairs in joints.items()}
-    return PackLayout(
-        *bodies.joined(),
-        *poses.joined(),
-        joint_cells=joint_pairs["qpos"][0],
-        joint_source={name: source for name, (_, source) in joint_pairs.items()},
-        pack_size=at,
-        pose_pack_size=pose_at,
-    )
-
-
-def _add_joints(joints: dict[str, _Pairs], cell: int, dof: int, at: int) -> int:
-    """Adds the joints of one articulation, whose values start at `at`; returns where the next component starts."""
-    cells, k = cell + np.arange(dof), np.arange(dof)
-    joints["qpos"].add(cells, at + k)
-    joints["qvel"].add(cells, at + dof + k)
-    joints["target_qpos"].add(cells, at + 2 * dof + 2 * k)
-    joints["target_qvel"].add(cells, at + 2 * dof + 2 * k + 1)
-    return at + 4 * dof
+            if isinstance(body, physx.PhysxArticulationLinkComponent):
+                number, k = body.articulation.dof, np.arange(body.articulation.dof)
+                cells = articulation_row[body.articulation] * dof + k
+                places = (k, number + k, 2 * number + 2 * k, 2 * number + 2 * k + 1)
+                for name, place in zip(JOINT_BUFFERS, places, strict=True):
+                    joints[name].append(np.stack([cells, at + place]))
+                at += 4 * number
+    of_joints = {name: np.concatenate(pairs, 1) for name, pairs in joints.items()}
+    return PackLayout(np.concatenate(bodies, 1), np.concatenate(poses, 1), of_joints, at, pose_at)

@@ -12,13 +12,12 @@ from functools import partial
 import torch
 from mani_skill.agents.base_agent import BaseAgent
 from mani_skill.agents.controllers.base_controller import BaseController, DictController
-from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController, PDEEPoseController
+from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
 from mani_skill.agents.controllers.pd_joint_pos import PDJointPosController
 from mani_skill.envs.sapien_env import BaseEnv
 from torch import Tensor
 
 from envs.batched.kinematics import RowSolver
-from envs.batched.rotations import scale_pose_action
 from envs.stock import overrides
 
 _HOOKS = ("_before_simulation_step", "_after_simulation_step", "_step_action")
@@ -65,8 +64,6 @@ def adopt_controllers(agent: BaseAgent | None, reset: Callable[[Callable[[], Non
     for leaf in leaf_controllers(agent):
         if getattr(type(leaf), "set_action", None) is PDEEPosController.set_action:
             leaf.set_action = partial(_set_ee_action, leaf)
-        if getattr(type(leaf), "_clip_and_scale_action", None) is PDEEPoseController._clip_and_scale_action:
-            leaf._clip_and_scale_action = partial(_scale_pose_action, leaf)
 
 
 def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:
@@ -81,11 +78,6 @@ def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:
         controller._step_size = (controller._target_qpos - controller._start_qpos) / controller._sim_steps
     else:
         controller.set_drive_targets(controller._target_qpos)
-
-
-def _scale_pose_action(controller: PDEEPoseController, action: Tensor) -> Tensor:
-    low, high = controller.action_space_low, controller.action_space_high
-    return scale_pose_action(controller.config.rot_lower, action.detach(), low, high)
 
 
 def _solve(controller: PDEEPosController) -> Tensor:

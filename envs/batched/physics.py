@@ -177,8 +177,8 @@ class PhysicsBatch:
         """Brings poses and velocities of bodies up to date."""
         if self._bodies_old:
             self._join()
-            self.cuda_rigid_body_data.refresh(self._layout.pose_cells, self._pose_flat[self._layout.pose_source])
-            self.cuda_rigid_body_data.refresh(self._layout.body_cells, self._flat[self._layout.body_source])
+            self.cuda_rigid_body_data.refresh(self._layout.poses, self._pose_flat)
+            self.cuda_rigid_body_data.refresh(self._layout.bodies, self._flat)
             self._bodies_old = False
 
     gpu_fetch_articulation_link_pose = gpu_fetch_articulation_link_velocity = gpu_fetch_rigid_dynamic_data
@@ -186,8 +186,8 @@ class PhysicsBatch:
     def gpu_fetch_articulation_qpos(self) -> None:
         if self._joints_old:
             self._join()
-            for name, source in self._layout.joint_source.items():
-                getattr(self, f"cuda_articulation_{name}").refresh(self._layout.joint_cells, self._flat[source])
+            for name, pairs in self._layout.joints.items():
+                getattr(self, f"cuda_articulation_{name}").refresh(pairs, self._flat)
             self._joints_old = False
 
     gpu_fetch_articulation_qvel = gpu_fetch_articulation_qpos

@@ -1,4 +1,4 @@
-"""ManiSkill's functions of rotations, angles and actions for small batches, bit for bit, at a third of the time.
+"""ManiSkill's functions of poses and rotations for small batches, bit for bit, at a third of the time.
 
 A few dozen rows are less work than the calls that handle them: here each function is a handful of NumPy calls
 where ManiSkill's has thirty of torch.  The operations and their order are the same, and so are the results.
@@ -15,10 +15,7 @@ import numpy as np
 import torch
 from mani_skill.agents.controllers import pd_ee_pose
 from mani_skill.envs.utils.randomization import pose as randomized
-from mani_skill.utils import common, gym_utils
-from mani_skill.utils.geometry import rotation_conversions
 from mani_skill.utils.structs import Pose
-from mani_skill.utils.structs import pose as pose_module
 from torch import Tensor
 
 # out[c] = sum over t, from the left, of SIGN[c, t] * a[LEFT[c, t]] * b[RIGHT[c, t]]
@@ -33,16 +30,10 @@ _FACTORS = np.array(
         [[2, 2, 3, 2, 1, 3, 3, 3, 1], [3, 0, 0, 0, 3, 0, 0, 0, 2]],
     ]
 )
-# entry e of the rotation matrices about x, y, z, as numbers in (3 cosines, 3 sines, 3 negative sines, one, zero)
-_ABOUT_AXES = np.array(
-    [[9, 10, 10, 10, 0, 6, 10, 3, 0], [1, 10, 4, 10, 9, 10, 7, 10, 1], [2, 8, 10, 5, 2, 10, 10, 10, 9]]
-)
 _ROTATION = np.array([0, 1, 2, 4, 5, 6, 8, 9, 10])  # its entries in those of a 4 x 4 matrix
 
 
 def _fits(value: object) -> bool:
-    if isinstance(value, str):
-        return True
     tensor = value.raw_pose if isinstance(value, Pose) else value
     return isinstance(tensor, Tensor) and tensor.dtype is torch.float32 and tensor.is_cpu and not tensor.requires_grad
 
@@ -60,13 +51,8 @@ def with_fallback(stock: Callable, fast: Callable) -> Callable:
     return function
 
 
-def quaternion_product(a: Tensor, b: Tensor) -> Tensor:
-    """Returns the Hamilton product a b of quaternions [..., 4], real part first."""
-    return torch.from_numpy(_product(a.numpy(), b.numpy()))
-
-
 def quaternion_multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Returns the product a b of quaternions [..., 4] or its negative, whose real part is not negative."""
+    """Returns a b of quaternions [..., 4], real part first, or its negative, whose real part is not negative."""
     return torch.from_numpy(_composed(a.numpy(), b.numpy()))
 
 
@@ -109,12 +95,6 @@ def turned(quaternions: np.ndarray, points: np.ndarray) -> np.ndarray:
     return _product(_product(quaternions, pure), quaternions * _SIGN[0])[..., 1:]
 
 
-def quaternion_to_matrix(quaternions: Tensor) -> Tensor:
-    """Returns the rotation matrices [..., 3, 3] of quaternions [..., 4], real part first."""
-    entries = _rotation_entries(quaternions.numpy().reshape(-1, 4).T)
-    return torch.from_numpy(entries.T.reshape(*quaternions.shape[:-1], 3, 3))
-
-
 def to_transformation_matrix(pose: Pose) -> Tensor:
     """Returns the matrices [N, 4, 4] of poses."""
     values = pose.raw_pose.numpy()
@@ -142,19 +122,6 @@ def _rotation_entries(quaternions: np.ndarray) -> np.ndarray:
     return entries
 
 
-def euler_angles_to_matrix(angles: Tensor, convention: str) -> Tensor:
-    """Returns rotation matrices [N, 3, 3] of angles [N, 3] about the axes of a convention, of which this knows XYZ."""
-    if angles.ndim != 2 or convention != "XYZ":
-        return NotImplemented
-    parts = np.zeros((len(angles), 11), np.float32)
-    parts[:, :3] = torch.cos(angles).numpy()  # NumPy's have other last bits
-    parts[:, 3:6] = torch.sin(angles).numpy()
-    parts[:, 6:9] = -parts[:, 3:6]
-    parts[:, 9] = 1.0
-    about = torch.from_numpy(parts[:, _ABOUT_AXES].reshape(-1, 3, 3, 3))
-    return torch.bmm(torch.bmm(about[:, 0], about[:, 1]), about[:, 2])
-
-
 def matrix_to_quaternion(matrices: Tensor) -> Tensor:
     """Returns unit quaternions [..., 4], real part first and not negative, of rotation matrices [..., 3, 3]."""
     m = matrices.numpy().reshape(-1, 9).T
@@ -176,67 +143,17 @@ def matrix_to_quaternion(matrices: Tensor) -> Tensor:
     return torch.from_numpy(chosen.reshape(*matrices.shape[:-2], 4))
 
 
-def compute_angle_between(a: Tensor, b: Tensor) -> Tensor:
-    """Returns the angles between vectors [N, 3] in rad; pi / 2 where one is zero."""
-    if a.shape != b.shape:
-        return NotImplemented
-    if not b.numpy().any() and np.isfinite(a.numpy()).all():  # as the contact forces of fingers are most of the time
-        cosine = torch.zeros(len(a))
-    else:
-        cosine = torch.bmm(_unit(a)[:, None, :], _unit(b)[:, :, None])[:, 0, 0]  # the sum that einsum makes
-    return torch.arccos(torch.clip(cosine, -1, 1))
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    length = torch.linalg.norm(vectors, axis=1).numpy()  # NumPy's has other last bits
-    length[length < 1e-6] = 1.0
-    return torch.from_numpy(vectors.numpy() * (np.float32(1.0) / length)[:, None])
-
-
-def clip_and_scale_action(action: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Returns actions [N, A], clipped to [-1, 1], in the range from low to high [A]."""
-    half = np.float32(0.5)
-    bottom, top = low.numpy(), high.numpy()
-    clipped = np.minimum(np.maximum(action.numpy(), np.float32(-1.0)), np.float32(1.0))
-    return torch.from_numpy(half * (top + bottom) + half * (top - bottom) * clipped)
-
-
-def scale_pose_action(lower: float, action: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Returns actions of a position and a rotation vector [N, 6]: see clip_and_scale_action; vectors clipped by length.
-
-    Args:
-        lower: factor of the rotation vector.
-        action: [N, 6].
-        low: of the position, [6].
-        high: of the position, [6].
-    """
-    turn = action[:, 3:].contiguous()
-    length = torch.linalg.norm(turn, axis=1).numpy()[:, None]
-    turn = turn.numpy()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        turn = np.where(length > 1, turn * (np.float32(1.0) / length), turn)
-    position = clip_and_scale_action(action[:, :3], low[:3], high[:3])
-    return torch.from_numpy(np.concatenate((position.numpy(), turn * np.float32(lower)), 1))
-
-
 # Tasks call these by name, make poses everywhere with `Pose.create`, and Python looks operators up in the class: so the
 # faster ones have to take ManiSkill's places.
 _PLACES = tuple(
     (owner, name, getattr(owner, name), with_fallback(getattr(owner, name), fast))
     for owner, name, fast in (
-        (rotation_conversions, "quaternion_raw_multiply", quaternion_product),
-        (rotation_conversions, "matrix_to_quaternion", matrix_to_quaternion),
         (pd_ee_pose, "quaternion_multiply", quaternion_multiply),  # imported by name, as are others here
-        (pd_ee_pose, "euler_angles_to_matrix", euler_angles_to_matrix),
         (pd_ee_pose, "matrix_to_quaternion", matrix_to_quaternion),
-        (randomized, "euler_angles_to_matrix", euler_angles_to_matrix),
         (randomized, "matrix_to_quaternion", matrix_to_quaternion),
-        (pose_module, "quaternion_to_matrix", quaternion_to_matrix),
         (Pose, "inv", inverse),
         (Pose, "__mul__", pose_product),
         (Pose, "to_transformation_matrix", to_transformation_matrix),
-        (common, "compute_angle_between", compute_angle_between),
-        (gym_utils, "clip_and_scale_action", clip_and_scale_action),
     )
 )
 _depth = 0  # how often `few_operations` was entered and not left, in all threads

@@ -27,7 +27,9 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     if adapter.options.python:
         simulator = start_processes(config, adapter, num_envs, device)
     else:
-        simulator = _in_this_process(config, adapter, num_envs)
+        facts = adapter.open(config.cameras, config.obs_size)
+        links = [Local(Rows(adapter, config.cameras, config.obs_size))]
+        simulator = ForeignSimulator(config, adapter, facts, [range(num_envs)], links)
     if config.carry_over and not simulator.history_free:
         raise SimulatorError(
             f"env.carry_over is true, so a checkpoint replays the running episodes, but {config.task} is not known to "
@@ -42,17 +44,6 @@ def read_options(config: EnvConfig) -> GymnasiumOptions:
     options = typed(config.options, GymnasiumOptions, "env.options")
     rule = "a Gymnasium env has one camera, the image of its observation or of `render`, which may have any name"
     action = "use env.cameras=[rgb_array], or [] for its state only"
-    require(
-        len(config.cameras) <= 1 and Gymnasium.film_camera not in config.cameras,
-        "env.cameras",
-        list(config.cameras),
-        rule,
-        action,
-    )
+    fits = len(config.cameras) <= 1 and Gymnasium.film_camera not in config.cameras
+    require(fits, "env.cameras", list(config.cameras), rule, action)
     return options
-
-
-def _in_this_process(config: EnvConfig, adapter: Gymnasium, num_rows: int) -> ForeignSimulator:
-    facts = adapter.open(config.cameras, config.obs_size)
-    links = [Local(Rows(adapter, config.cameras, config.obs_size))]
-    return ForeignSimulator(config, adapter, facts, [range(num_rows)], links)

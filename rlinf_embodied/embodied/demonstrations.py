@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.demonstrations import Demonstrations
+from rlinf_embodied.algorithms.demonstrations import Chunks, Demonstrations
 from rlinf_embodied.config import EnvConfig, PerturbConfig, PrefixSchedule, WarmStartConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
-from rlinf_embodied.data.recorded import ACTION, STATE
+from rlinf_embodied.data.recorded import ACTION, STATE, RecordedDataset
 from rlinf_embodied.embodied.env_stage import Controller
-from rlinf_embodied.embodied.recorded_chunks import RecordedChunks
 from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, require_actions
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation, VectorEnv
@@ -27,6 +26,54 @@ from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.telemetry.progress import report_progress
 
 ROWS = 16  # env rows per worker while demonstrating
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChunks(Chunks):
+    """The chunks that start at frames [M] of a recorded dataset; images are decoded when they are needed."""
+
+    dataset: RecordedDataset
+    frames: np.ndarray  # int64 [M]
+    spec: EnvSpec  # what observations and chunks look like
+    cache: FrameCache
+    source: int = 0
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[RecordedChunks]) -> RecordedChunks:
+        first, frames = parts[0], np.concatenate([part.frames for part in parts])
+        return cls(first.dataset, frames, first.spec, first.cache, first.source)
+
+    @property
+    def proprio(self) -> Tensor:
+        return torch.from_numpy(self.dataset.state[self._seen(self.frames)]).flatten(1)
+
+    def _seen(self, frames: np.ndarray) -> np.ndarray:
+        """Returns the frames that an observation shows, [M, env.history], oldest first; the first one is repeated."""
+        return self.dataset.window(frames, range(1 - self.spec.history, 1))[0]
+
+    def prefetch(self, index: Sequence[int] | Tensor) -> None:
+        seen = self._seen(self.frames[np.asarray(index, np.int64)])
+        for camera in self.spec.cameras:
+            self.cache.request(self.dataset, camera, seen.reshape(-1))
+
+    def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
+        frames = self.frames[np.asarray(index, np.int64)]
+        seen = self._seen(frames)
+        seen = seen if self.spec.history > 1 else seen[:, 0]
+        parts = self.spec.of_kind(FeatureKind.state)
+        vectors = torch.from_numpy(self.dataset.state[seen]).split([part.shape[-1] for part in parts], -1)
+        pictures = {name: self.cache.get(self.dataset, name, seen) for name in self.spec.cameras if images}
+        observation = Observation(
+            state={part.name: vector for part, vector in zip(parts, vectors, strict=True)},
+            instruction=tuple(self.dataset.task(int(frame)) for frame in frames),
+            images={name: torch.from_numpy(shown) for name, shown in pictures.items()},
+        )
+        steps, is_pad = self.dataset.window(frames, range(self.spec.chunk))
+        actions = torch.from_numpy(self.dataset.columns[ACTION][steps])
+        return Demonstrations(observation, actions, None, torch.from_numpy(is_pad), self.source)
 
 
 def for_demonstrations(env: EnvConfig, slowest: float = 1.0) -> EnvConfig:

@@ -19,11 +19,10 @@ from rlinf_embodied.algorithms.imitation import FineTuning, SFTConfig, sizes
 from rlinf_embodied.algorithms.on_policy import OnPolicy
 from rlinf_embodied.config import TrainConfig, WarmStartConfig
 from rlinf_embodied.data.frame_cache import FrameCache
-from rlinf_embodied.embodied.demonstrations import ROWS, demonstrator, for_demonstrations
+from rlinf_embodied.embodied.demonstrations import ROWS, RecordedChunks, demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.graph import ACTOR
 from rlinf_embodied.embodied.learner import LearnerConfig, PolicyLearner
-from rlinf_embodied.embodied.recorded_chunks import RecordedChunks
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, DemonstrationSource, Kind
 from rlinf_embodied.errors import DataError, SimulatorError

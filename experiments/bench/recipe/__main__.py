@@ -47,9 +47,7 @@ class Taught:
 
     task: str
     teacher: str = ""  # what differs from algorithm=ppo_dense
-    student: str = (
-        "run=demo run.num_iterations=40 eval.check_every=7 algorithm.lr_end_fraction=0.1 warm_start.head_batch_size=32"
-    )
+    student: str = "run=demo"
     num_episodes: int = 240  # of the teacher
 
 
