@@ -60,5 +60,6 @@ class RewardLM:
     def scores(self, batch: TokenBatch) -> Tensor:
         """Returns the score of each sequence, float32 [B]; padding stands on the right."""
         places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-        mask = (places < batch.lengths[:, None]).long()
-        return self.module(input_ids=batch.tokens, attention_mask=mask).logits[:, 0].to(torch.float32)
+        inside = places < batch.lengths[:, None]
+        tokens = batch.tokens if self.pad_id is None else batch.tokens.where(inside, self.pad_id)
+        return self.module(input_ids=tokens, attention_mask=inside.long()).logits[:, 0].to(torch.float32)

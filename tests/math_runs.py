@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from runs import fresh
 
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import MathConfig
+from rlinf_embodied.data.problems import Problem
+from rlinf_embodied.interfaces.language import TokenBatch, padded
+from rlinf_embodied.reasoning.batch import Completions
 
 TINY_MATH = {
     "data.level": "sum1-2-9",
@@ -54,6 +60,29 @@ def tiny_math_overrides(*overrides: str) -> list[str]:
 def tiny_math(*overrides: str) -> MathConfig:
     """Returns the config of that run."""
     return fresh(compose_math, tiny_math_overrides(*overrides))
+
+
+def completions(
+    problems: Sequence[Problem],
+    prompts: Sequence[Sequence[int]],
+    rows: Sequence[Sequence[int]],
+    *,
+    ended: Sequence[bool] | None = None,
+    texts: Sequence[str] | None = None,
+    log_probs: Sequence[Sequence[float]] | None = None,
+) -> Completions:
+    """Returns completions of one turn, a row for each prompt: as many of each problem, in their order."""
+    return Completions(
+        problems=tuple(problems),
+        texts=tuple(texts or [""] * len(rows)),
+        version=0,
+        rows=TokenBatch.of(prompts, rows),
+        log_probs=padded(log_probs or [[0.0] * len(row) for row in rows], torch.float32),
+        ended=torch.tensor(ended or [True] * len(rows)),
+        samples=tuple(range(len(rows))),
+        turns=len(rows),
+        earned=(None,) * len(rows),
+    )
 
 
 def sft(*overrides: str) -> MathConfig:

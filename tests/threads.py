@@ -88,7 +88,7 @@ class ThreadSession:
                 for future in futures:
                     future.set_exception(error)
                 for group in self._groups.get(call.stage, ()):
-                    group.abort()
+                    group.close()
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         collective = spec.collective and len(contexts) > 1

@@ -191,7 +191,7 @@ def carried(folder: str, own: Options, seed: int, share: float) -> list[float]:
         reports.append(cast(GenerationReport, generation.run(at, {b: [part] for b, part in asked.items()}).report))
         seconds.append((time.perf_counter() - start) / own.slow)
     lengths = [n for report in reports for n in report.lengths]
-    stale = sum(report.stale or 0 for report in reports) / sum(lengths)
+    stale = sum(report.stale for report in reports) / sum(lengths)
     shown = f"{mean(seconds[1:]):.2f} s, mean length {mean(lengths):.0f}, tokens of older weights {stale:.0%}"
     print(f"seed {seed}, carried {share}: {shown}", flush=True)
     return seconds[1:]

@@ -15,8 +15,8 @@ import torch
 
 from rlinf_embodied.command_line import main
 from rlinf_embodied.config import LanguagePolicyConfig
+from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.weights import WeightsSender, install_weights
-from rlinf_embodied.reasoning.batch import Sequences
 from rlinf_embodied.reasoning.policy_folder import load_policy
 
 PRECISIONS = (torch.float32, torch.bfloat16)
@@ -54,9 +54,9 @@ def measure(options: Options) -> None:
             shown.append(f"{str(precision)[6:]} {share}, sent {seconds[0]:.2f}, installed {seconds[1]:.2f} CPU s")
         print(f"update {update:2d}  " + "   ".join(shown), flush=True)
         texts = [torch.randint(1, 10, (2,), generator=draw).tolist() for _ in range(options.rows)]
-        prompts = tuple(tuple(policy.encode(f"What is {a} + {b}?")) for a, b in texts)
-        answers = tuple(tuple(policy.encode_completion(f"{a} + {b} = {a + b}")) for a, b in texts)
-        batch = Sequences(prompts, answers).batch(range(options.rows), policy.spec.pad_id)
+        prompts = [policy.encode(f"What is {a} + {b}?") for a, b in texts]
+        answers = [policy.encode_completion(f"{a} + {b} = {a + b}") for a, b in texts]
+        batch = TokenBatch.of(prompts, answers)
         advantages = 1.0 - 2.0 * (torch.arange(options.rows) % 2)
         found = policy.log_probs(batch, 1.0, with_entropy=False).log_probs
         (-(advantages[:, None] * found).sum() / options.rows).backward()

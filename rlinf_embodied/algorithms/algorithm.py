@@ -1,18 +1,8 @@
 """The protocol of an algorithm: a config dataclass and the class that learns, in one module, chosen by `_target_`.
 
-The dataclass inherits from AlgorithmConfig (config/algorithm.py), OnPolicyConfig, ReplayConfig, ....  The driver asks
-
-    learns_from          rollouts of the newest weights, transitions of the replay buffer, or demonstrations
-    acts                 whether the policy acts in the env; otherwise `data` is all that it learns from
-    columns              of the transitions that it needs (transitions.py)
-    policy_method        that the policy must have
-    has_critic           whether it estimates values
-    check                whether it can learn with the env, the data and the other sections of a training
-    same_start           rows of the env that begin alike
-    resampling           how often rollouts are repeated within an iteration
-    schedule             of transitions: rows of a batch, updates of an iteration, and the first one that learns
-    typical_iteration    the first iteration that does all that later ones do, which a profile measures
-    make                 the class that learns, made of a Training in each worker of the learner stage
+The dataclass inherits from AlgorithmConfig (config/algorithm.py), OnPolicyConfig, ReplayConfig, ....  Its class
+variables and methods say what the driver has to know; `make` returns the class that learns, in each worker of the
+learner stage.
 
 That class is an Algorithm:
 
@@ -28,11 +18,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from rlinf_embodied.config import AlgorithmConfig, PolicyConfig
 from rlinf_embodied.interfaces.policies import Policy
@@ -65,6 +56,18 @@ def adam(algorithm: AlgorithmConfig, lr: float, max_grad_norm: float = math.inf)
     return AdamSettings(lr, betas, max_grad_norm, algorithm.adam_eps, algorithm.weight_decay)
 
 
+class Behind(nn.Module):
+    """A policy behind a module's forward pass, which is when sliced weights are gathered."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.module, self.policy = policy.module, policy
+
+    def forward(self, compute: Callable[[Any], Any]) -> Any:
+        """Returns what `compute` makes of the policy."""
+        return compute(self.policy)
+
+
 class Algorithm(ABC):
     """The learning of one worker; all workers make the same calls."""
 
@@ -81,3 +84,25 @@ class Algorithm(ABC):
         What each of this worker's blocks gives is [(PolicyColumns, EnvColumns)] of all rounds where the algorithm
         learns from rollouts, and the batches of all updates, columns [U, R, ...], where it learns from transitions.
         """
+
+    def sharded(
+        self, parameters: Callable[[Any], Sequence[nn.Parameter]], settings: AdamSettings, statistics: Sequence[str]
+    ) -> tuple[Behind, Learner]:
+        """Returns a second copy of the policy in slices, by FSDP2, and the learner of its `parameters`."""
+        from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
+
+        training, context = self.training, self.training.context
+        behind = Behind(training.copy())
+        learner = ShardedLearner(
+            *(behind, partial(parameters, behind.policy), Behind(self.policy), settings, statistics),
+            zero_loss=self.zero_loss,
+            precision=self.algorithm.precision,
+            group=context.group,
+            device=context.device,
+            exact=training.exact,
+        )
+        return behind, learner
+
+    def zero_loss(self) -> Tensor:
+        """Returns 0 from a forward pass of the copy in slices: a worker takes part in every pass of the others."""
+        raise NotImplementedError

@@ -19,7 +19,7 @@ from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
-from rlinf_embodied.learning.gradients import LossSums
+from rlinf_embodied.learning.gradients import LossSums, loss_sums
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.update import Fitted
 from rlinf_embodied.randomness import words
@@ -98,14 +98,10 @@ class CriticsAlgorithm(Algorithm):
     """Critics of states and actions, and their targets, for a policy whose actions have a differentiable density."""
 
     algorithm: CriticsConfig
-    _needs: str  # why the policy needs `sample` or `log_density`
 
     def __init__(self, training: Training) -> None:
         """Makes critics that are a function of the seed, and targets that equal them."""
         super().__init__(training)
-        usable = isinstance(training.policy, ReparameterizedPolicy)
-        target, action = training.settings._target_, "use policy=soft_actor (docs/control.md)"
-        require(usable, "policy._target_", target, self._needs, action)
         self._policy = policy = cast(ReparameterizedPolicy, training.policy)
         self._device = next(policy.module.parameters()).device
         self._dims = policy.spec.chunk * policy.spec.action_dim
@@ -146,9 +142,3 @@ class CriticsAlgorithm(Algorithm):
 def joined(states: Tensor, actions: Tensor) -> Tensor:
     """Returns what critics see of states [M, P] and actions [M, A] or chunks of one action [M, 1, A]."""
     return torch.cat([states, actions.flatten(1)], 1)
-
-
-def loss_sums(loss: Tensor, number: int, statistic: Tensor, reported: Tensor | None = None) -> LossSums:
-    """Returns sums over a number of transitions; `reported` takes the place of the loss in metrics."""
-    first = loss.detach() if reported is None else reported
-    return LossSums(loss, loss.new_tensor(float(number)), torch.stack([first, statistic]))

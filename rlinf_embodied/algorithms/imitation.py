@@ -17,7 +17,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlinf_embodied.algorithms import transitions
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
@@ -29,7 +29,7 @@ from rlinf_embodied.config.learning import FineTuningPhases
 from rlinf_embodied.config.machine import require_no_cores
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Features, ImitationPolicy
-from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.gradients import LossSums, Pass, loss_sums
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.reduce import Reducer
@@ -69,22 +69,6 @@ class _Imitating(Algorithm):
         require_imitation(training)
         self._policy, self._device = cast(ImitationPolicy, training.policy), training.context.device
         self._noise = partial(drawn_noise, training)
-
-
-def _loss_sums(value: Tensor, number: int) -> LossSums:
-    """Returns the loss of some chunks as what a pass adds up."""
-    return LossSums(value, value.new_tensor(float(number)), value.detach().reshape(1))
-
-
-class _Scored(nn.Module):
-    """A policy's loss as a module's forward pass, which is when sliced weights are gathered."""
-
-    def __init__(self, policy: ImitationPolicy) -> None:
-        super().__init__()
-        self.module, self._policy = policy.module, policy
-
-    def forward(self, loss: _Loss) -> Tensor:
-        return loss(self._policy)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -157,7 +141,7 @@ class Imitation(_Imitating):
         actions = columns[expert if expert in columns else transitions.ACTION]
         targets = {_NOISE: columns[_NOISE]} if _NOISE in columns else {}
         features = self._policy.encode_trainable(self._observation(columns))
-        return _loss_sums(self._policy.imitation_loss(features, actions[:, None], targets), len(actions))
+        return loss_sums(self._policy.imitation_loss(features, actions[:, None], targets), len(actions))
 
     def _observation(self, columns: Columns) -> Observation:
         """Returns what the policy sees when it learns from transitions."""
@@ -232,7 +216,10 @@ class FineTuning(_Imitating):
         self._copies = [self._policy]
         self._scored: Callable[[_Loss], Tensor] = lambda loss: loss(self._policy)
         if algorithm.sharding is not Sharding.none:
-            self.learners[_WHOLE] = self._sharded()
+            settings = adam(algorithm, algorithm.lr, algorithm.max_grad_norm)
+            parameters = lambda policy: policy.imitation_parameters(whole=True)  # noqa: E731
+            self._scored, self.learners[_WHOLE] = behind, _ = self.sharded(parameters, settings, ("loss",))
+            self._copies.append(behind.policy)
             return
         phases = ((_WHOLE, algorithm.epochs, algorithm.lr), (_HEAD, algorithm.head_epochs, algorithm.head_lr))
         for name, epochs, lr in phases:
@@ -243,23 +230,8 @@ class FineTuning(_Imitating):
                 )
                 self.learners[name] = Learner(parameters, settings, ("loss",), training.reducer)
 
-    def _sharded(self) -> Learner:
-        """Returns the learner of a second copy of the policy, in slices, with which losses are computed from now on."""
-        from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
-
-        training, algorithm = self.training, self.algorithm
-        policy = cast(ImitationPolicy, training.copy())
-        self._scored = root = _Scored(policy)
-        self._copies.append(policy)
-        return ShardedLearner(
-            *(root, partial(policy.imitation_parameters, True), _Scored(self._policy)),
-            *(adam(algorithm, algorithm.lr, algorithm.max_grad_norm), ("loss",)),
-            zero_loss=lambda: self._sums(True, 0, next(iter(self._data.values())), 0, torch.tensor([0])).loss * 0.0,
-            precision=algorithm.precision,
-            group=training.context.group,
-            device=training.context.device,
-            exact=training.exact,
-        )
+    def zero_loss(self) -> Tensor:
+        return self._sums(True, 0, next(iter(self._data.values())), 0, torch.tensor([0])).loss * 0.0
 
     def measure(self, data: Mapping[int, Chunks]) -> None:
         """Sets the mean and standard deviation with which the policy standardises proprioception and privileged state.
@@ -385,7 +357,7 @@ class FineTuning(_Imitating):
                 features["proprio"] = features["proprio"] + jitter
             return policy.imitation_loss(features, actions, targets)
 
-        return _loss_sums(self._scored(loss), len(actions))
+        return loss_sums(self._scored(loss), len(actions))
 
     def _augmented(self, seen: Observation, whole: bool, *ids: int | np.ndarray) -> Observation:
         names, number = self.algorithm.augment, self.algorithm.max_augmentations

@@ -15,10 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlinf_embodied.algorithms.algorithm import Training
-from rlinf_embodied.algorithms.critics import CriticsAlgorithm, CriticsConfig, joined, loss_sums
+from rlinf_embodied.algorithms.critics import CriticsAlgorithm, CriticsConfig, joined
 from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, STATE, Columns, each_update, length, step_on
 from rlinf_embodied.config.checks import require, require_numbers
-from rlinf_embodied.learning.gradients import LossSums
+from rlinf_embodied.learning.gradients import LossSums, loss_sums
 from rlinf_embodied.runtime.host import StepContext
 
 _VALUE, _POLICY, _CRITICS = "value_optimizer", "policy_optimizer", "critics_optimizer"  # in a checkpoint
@@ -31,6 +31,7 @@ class IQLConfig(CriticsConfig):
 
     name = "iql"
     acts = False
+    policy_method = "log_density"
 
     expectile: float = 0.7  # of Q over the recorded actions, which V is
     advantage_scale: float = 3.0  # of exp(scale (Q - V)), the weight of a recorded action ...
@@ -51,7 +52,6 @@ class IQL(CriticsAlgorithm):
     """A value, critics with targets, and a policy that imitates actions by their advantage."""
 
     algorithm: IQLConfig
-    _needs = "IQL raises the density of recorded actions, and this policy has no `log_density`"
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)

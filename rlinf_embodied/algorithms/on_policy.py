@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import cast
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.algorithms.advantages import standardized
-from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
+from rlinf_embodied.algorithms.algorithm import Algorithm, Behind, Training, adam
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import (
     CHUNKS,
@@ -43,14 +43,7 @@ from rlinf_embodied.config import Critic, Precision, Sharding
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.policies import (
-    Evaluation,
-    Features,
-    HasRunningStatistics,
-    HasValueFeatures,
-    Policy,
-    Record,
-)
+from rlinf_embodied.interfaces.policies import Features, HasRunningStatistics, HasValueFeatures, Policy, Record
 from rlinf_embodied.learning import update
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import Learner
@@ -76,16 +69,17 @@ class OnPolicy(Algorithm):
         algorithm = self.algorithm
         self._any_row: tuple[Features, Record] | None = None  # of a sharded update
         self._is_sharded = algorithm.sharding is not Sharding.none
+        evaluate, self._joint = self.policy.evaluate, False
         if self._is_sharded:
-            made = sharded(training, self._zero_loss)
+            behind = self._sliced()
+            evaluate = lambda *inputs: behind(lambda policy: policy.evaluate(*inputs))  # noqa: E731
         else:
-            made = replicated(self.policy, algorithm, training.reducer)
-        self.learners, self._joint = made.by_name, made.joint
+            self.learners, self._joint = replicated(self.policy, algorithm, training.reducer)
         self._temperature = training.settings.temperature
         self.cloning = CloningTerm(training) if algorithm.uses_demonstrations else None
         self._reference = self._made_reference() if algorithm.needs_reference else None
         scale = getattr(self.policy, "return_scale", None)
-        self._objective = Objective(algorithm, self._temperature, made.evaluate, self.policy.value, made.joint, scale)
+        self._objective = Objective(algorithm, self._temperature, evaluate, self.policy.value, self._joint, scale)
 
     def _made_reference(self) -> Policy:
         """Returns the policy that the run began with; as one of the modules it is part of checkpoints."""
@@ -97,10 +91,28 @@ class OnPolicy(Algorithm):
         self.modules["reference"] = reference.module.requires_grad_(False).to(self.training.context.device)
         return reference
 
-    def _zero_loss(self, scored: Scored) -> Tensor:
-        """Returns 0 from a forward pass over a row of this rollout."""
+    def zero_loss(self) -> Tensor:
         assert self._any_row is not None, "a pass is made within an update"
-        return scored(*self._any_row, self._temperature, False).log_probs.sum() * 0.0
+        return self._objective.evaluate(*self._any_row, self._temperature, False).log_probs.sum() * 0.0
+
+    def _sliced(self) -> Behind:
+        """Makes learners, of which that of the policy holds slices of a second copy; returns what computes with these.
+
+        Raises:
+            ConfigError: several workers whose bits are to be equal; or the policy cannot be trained in slices.
+        """
+        algorithm, view, path = self.algorithm, self.policy, "algorithm.sharding"
+        critic, (main, value) = _critic(view, algorithm), _settings(algorithm)
+        disjoint = {id(p) for p in view.policy_parameters()}.isdisjoint(id(p) for p in critic)
+        keeps = isinstance(view, HasRunningStatistics)
+        require(not keeps, path, "fsdp2", "the policy's running statistics would miss the sliced copy", "use none")
+        rule = "the critic shares parameters with the policy, and is trained whole"
+        require(disjoint, path, "fsdp2", rule, "set policy.critic=privileged")
+        behind, learner = self.sharded(lambda policy: policy.policy_parameters(), main, policy_statistics(algorithm))
+        self.learners[POLICY] = learner
+        if critic:
+            self.learners[VALUE] = Learner(critic, value, VALUE_STATISTICS, self.training.reducer)
+        return behind
 
     @abstractmethod
     def samples(self, step_context: StepContext, rollouts: Mapping[int, Rollouts]) -> dict[int, TrainingBlock]:
@@ -294,29 +306,11 @@ class OnPolicy(Algorithm):
         return torch.cat([part.abs().reshape(-1) for part in differences]).max().reshape(1)
 
 
-class Scored(nn.Module):
-    """Scoring as a module's forward pass, which is when sliced weights are gathered."""
+def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> tuple[dict[str, Learner], bool]:
+    """Returns learners of the policy that other stages read, and whether that of the policy trains the critic as well.
 
-    def __init__(self, policy: Policy) -> None:
-        super().__init__()
-        self.module = policy.module
-        self._policy = policy
-
-    def forward(self, features: Features, record: Record, temperature: float, entropy_gradient: bool) -> Evaluation:
-        return self._policy.evaluate(features, record, temperature, entropy_gradient=entropy_gradient)
-
-
-@dataclass(frozen=True, slots=True)
-class Learners:
-    """What trains, and how the passes of the policy's loss score choices."""
-
-    by_name: dict[str, Learner]
-    joint: bool  # whether POLICY trains the critic as well: the two share parameters, or algorithm.one_optimizer
-    evaluate: Callable[[Features, Record, float, bool], Evaluation]
-
-
-def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> Learners:
-    """Returns learners of the policy that other stages read."""
+    It does where the two share parameters, and with algorithm.one_optimizer.
+    """
     actor, critic, compile = policy.policy_parameters(), _critic(policy, algorithm), algorithm.compile
     shared = {id(p) for p in actor}
     head = [p for p in critic if id(p) not in shared]
@@ -324,43 +318,10 @@ def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> L
     main, value = _settings(algorithm)
     more = {VALUE_GROUP: ParameterGroup(head, main if algorithm.one_optimizer else value)} if joint and head else {}
     statistics = (*policy_statistics(algorithm), *([VALUE_LOSS] if joint else []))
-    made = {POLICY: Learner(actor, main, statistics, reducer, group="policy", more=more, compile=compile)}
+    made = {POLICY: Learner(actor, main, statistics, reducer, more=more, compile=compile)}
     if critic and not joint:
         made[VALUE] = Learner(critic, value, VALUE_STATISTICS, reducer, compile=compile)
-    return Learners(made, joint, lambda f, r, t, entropy: policy.evaluate(f, r, t, entropy_gradient=entropy))
-
-
-def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learners:
-    """Returns learners of which that of the policy holds slices of a second copy.
-
-    `zero_loss` makes a loss of 0 from a forward pass: a worker takes part in every pass of the others.
-
-    Raises:
-        ConfigError: several workers whose bits are to be equal; or the policy cannot be trained in slices.
-    """
-    from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
-
-    algorithm, context, view = training.algorithm, training.context, training.policy
-    critic = _critic(view, algorithm)
-    disjoint = {id(p) for p in view.policy_parameters()}.isdisjoint(id(p) for p in critic)
-    path, keeps = "algorithm.sharding", isinstance(view, HasRunningStatistics)
-    require(not keeps, path, "fsdp2", "the policy's running statistics would miss the sliced copy", "use none")
-    rule = "the critic shares parameters with the policy, and is trained whole"
-    require(disjoint, path, "fsdp2", rule, "set policy.critic=privileged")
-    policy, (main, value) = training.copy(), _settings(algorithm)
-    root = Scored(policy)
-    learner = ShardedLearner(
-        *(root, policy.policy_parameters, Scored(view), main, policy_statistics(algorithm)),
-        zero_loss=lambda: zero_loss(root),
-        precision=algorithm.precision,
-        group=context.group,
-        device=context.device,
-        exact=training.exact,
-    )
-    made: dict[str, Learner] = {POLICY: learner}
-    if critic:
-        made[VALUE] = Learner(critic, value, VALUE_STATISTICS, training.reducer)
-    return Learners(made, joint=False, evaluate=cast("Callable[..., Evaluation]", root))
+    return made, joint
 
 
 def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.algorithm import Training, adam
-from rlinf_embodied.algorithms.critics import loss_sums
 from rlinf_embodied.algorithms.imitation import HgDaggerConfig, Imitation
 from rlinf_embodied.algorithms.transitions import (
     INSTRUCTION,
@@ -33,7 +32,7 @@ from rlinf_embodied.algorithms.transitions import (
 from rlinf_embodied.config import Critic, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import PRIVILEGED, Observation
-from rlinf_embodied.learning.gradients import LossSums
+from rlinf_embodied.learning.gradients import LossSums, loss_sums
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.update import Fitted
 from rlinf_embodied.randomness import uniform

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.algorithms.algorithm import Training
-from rlinf_embodied.algorithms.critics import CriticsAlgorithm, CriticsConfig, joined, loss_sums
+from rlinf_embodied.algorithms.critics import CriticsAlgorithm, CriticsConfig, joined
 from rlinf_embodied.algorithms.transitions import NEXT_STATE, REWARD, STATE, Columns, each_update, step_on
 from rlinf_embodied.config.checks import require_numbers
-from rlinf_embodied.learning.gradients import LossSums
+from rlinf_embodied.learning.gradients import LossSums, loss_sums
 from rlinf_embodied.randomness import permutation
 from rlinf_embodied.runtime.host import StepContext
 
@@ -56,7 +56,6 @@ class SAC(CriticsAlgorithm):
     """Critics with targets, a policy whose actions are differentiable, and the entropy coefficient."""
 
     algorithm: SACConfig
-    _needs = "SAC climbs the critics through the policy's actions, and this one has no `sample`"
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
@@ -134,4 +133,4 @@ class SAC(CriticsAlgorithm):
         reported = loss.detach()
         if self._fixed is None:
             loss = loss - (self._log_coef * (log_probs.detach() + self._target_entropy)).sum()
-        return loss_sums(loss, len(log_probs), log_probs.detach().sum(), reported)
+        return loss_sums(loss, len(log_probs), log_probs.detach().sum(), reported=reported)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -25,23 +25,21 @@ from rlinf_embodied.config import (
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 
+_Config = TypeVar("_Config")
+
 compose_train = partial(compose, TrainConfig)  # overrides -> the config of experiments/train_vla.py
 compose_math = partial(compose, MathConfig)  # the same of experiments/train_llm_math.py
 
 
-def compose_export(overrides: Sequence[str]) -> ExportConfig:
-    """Returns the config of experiments/export_dataset.py."""
-    return compose(ExportConfig, overrides, _env_section(overrides))
+def _with_env(schema: type[_Config], overrides: Sequence[str]) -> _Config:
+    """Returns the config of a command whose env is that of its checkpoint, if it has one that can be read."""
+    section = _json(overrides, "evaluation.json").get("env")
+    return compose(schema, overrides, {"env": section} if _fits(EnvConfig, section) else {})
 
 
-def compose_serve_env(overrides: Sequence[str]) -> ServeEnvConfig:
-    """Returns the config of experiments/serve_env.py."""
-    return compose(ServeEnvConfig, overrides, _env_section(overrides))
-
-
-def compose_evaluate(overrides: Sequence[str]) -> EvaluateConfig:
-    """Returns the config of an evaluation in a simulator."""
-    return compose(EvaluateConfig, overrides, _env_section(overrides))
+compose_export = partial(_with_env, ExportConfig)  # the same of experiments/export_dataset.py
+compose_serve_env = partial(_with_env, ServeEnvConfig)  # of experiments/serve_env.py
+compose_evaluate = partial(_with_env, EvaluateConfig)  # of an evaluation in a simulator
 
 
 def compose_evaluation(overrides: Sequence[str]) -> EvaluateConfig | EvaluateAnswersConfig:
@@ -65,12 +63,6 @@ def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
     if saved.get("workflow") != "reasoning" or not _fits(EvaluateAnswersConfig, sections):
         return None
     return compose(EvaluateAnswersConfig, overrides, sections)
-
-
-def _env_section(overrides: Sequence[str]) -> dict[str, object]:
-    """Returns the env section of the checkpoint; nothing if there is none that can be read."""
-    section = _json(overrides, "evaluation.json").get("env")
-    return {"env": section} if _fits(EnvConfig, section) else {}
 
 
 def _fits(schema: type, section: object) -> bool:

@@ -88,7 +88,7 @@ class Late(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class EpisodesConfig:
-    """In which order episodes are run; see reasoning/free_running.py."""
+    """In which order episodes are run; see reasoning/episode_runner.py."""
 
     free: bool = False  # an episode continues once its tool has answered; false: once its whole block has ended a turn
     carried: float = 0.0  # partial rollouts: additional prompts in flight, as a fraction of those of an iteration

@@ -59,7 +59,7 @@ class Executor:
     # ------------------------------------------------------------------------------------------------------- set-up
     def workers(self, stage: str) -> list[int]:
         """Returns the workers that host a stage, in the order of its group's ranks."""
-        return self._hosts.workers(stage)
+        return list(self._hosts.blocks[stage])
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run(self, step_context: StepContext, follow: Follow = _FOLLOW) -> IterationResult:
@@ -137,8 +137,8 @@ class Executor:
         step_context = replace(state.step_context, chunk=step.chunk, num_chunks=step.num_chunks)
         sources, keep = self.workflow.sources(stage), self._hosts.stays[stage]
         calls = []
-        for worker in self.workers(stage):
-            blocks = tuple(block for block in self._hosts.blocks(stage, worker) if block in chunk)
+        for worker, own in self._hosts.blocks[stage].items():
+            blocks = tuple(block for block in own if block in chunk)
             if not blocks:  # of a stage whose workers own whole sets
                 continue
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]

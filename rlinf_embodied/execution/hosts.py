@@ -30,12 +30,12 @@ class Hosts:
         self.owners = {stage: plan.owners(stage, workflow) for stage in workflow.stages}  # the worker of each block
         self._workflow, self._plan, self._cluster = workflow, plan, cluster
         self._exclusive = plan.excluded()
-        self._blocks: dict[str, dict[int, tuple[int, ...]]] = {}  # by stage and worker, in the order of workers
+        self.blocks: dict[str, dict[int, tuple[int, ...]]] = {}  # by stage and worker, in the order of workers
         for stage, owners in self.owners.items():
             blocks: dict[int, list[int]] = {worker: [] for worker in sorted(set(owners))}
             for block, worker in enumerate(owners):
                 blocks[worker].append(block)
-            self._blocks[stage] = {worker: tuple(own) for worker, own in blocks.items()}
+            self.blocks[stage] = {worker: tuple(own) for worker, own in blocks.items()}
         self.fused = {name for name, loop in workflow.loops.items() if plan.is_fused(loop, workflow)}  # one call each
         self.stays = {stage: self._staying(stage) for stage in workflow.stages}  # blocks that do not leave their worker
         read = {edge.source for edge in workflow.edges}
@@ -49,38 +49,27 @@ class Hosts:
         owners: Sequence[int] = self.owners[stage] if consumers else ()
         return frozenset(b for b, maker in enumerate(owners) if all(where[b] == maker for where in consumers))
 
-    def workers(self, stage: str) -> list[int]:
-        return list(self._blocks[stage])
-
-    def blocks(self, stage: str, worker: int) -> tuple[int, ...]:
-        return self._blocks[stage][worker]
-
-    def shards(self, stage: str, num_shards: int) -> list[set[int]]:
-        """Returns the blocks of each shard, of all workers of a stage."""
-        parts = [shards_of(blocks, num_shards) for blocks in self._blocks[stage].values()]
-        return [{block for part in parts for block in part[k]} for k in range(num_shards)]
-
     def switching(self, stage: str) -> list[int]:
         """Returns the workers of a stage that host another one which must leave the device's memory for it."""
-        return [worker for worker in self.workers(stage) if self._excluded(stage, worker)]
+        return [worker for worker in self.blocks[stage] if self._excluded(stage, worker)]
 
     def contexts(self, name: str) -> list[StageContext]:
         """Returns the context of each worker of a stage, in the order of ranks; groups come later."""
-        cluster, workers = self._cluster, self.workers(name)
+        cluster, workers = self._cluster, list(self.blocks[name])
         owners = tuple(workers.index(owner) for owner in self.owners[name])
         parts = self._plan.shards(name, self._workflow)
         return [
             StageContext(
                 worker=worker,
                 device=cluster.torch_device(worker),
-                blocks=self.blocks(name, worker),
-                shards=tuple(shard for shard in shards_of(self.blocks(name, worker), parts) if shard),
+                blocks=blocks,
+                shards=tuple(shard for shard in shards_of(blocks, parts) if shard),
                 num_blocks=self._workflow.num_blocks,
                 owners=owners,
                 exclusive=self._excluded(name, worker),
             )
-            for worker in workers
+            for worker, blocks in self.blocks[name].items()
         ]
 
     def _excluded(self, stage: str, worker: int) -> frozenset[str]:
-        return frozenset(other for other in self._exclusive[stage] if worker in self._blocks[other])
+        return frozenset(other for other in self._exclusive[stage] if worker in self.blocks[other])

@@ -45,12 +45,11 @@ class Loops:
         if loop.name in self._hosts.fused:
             self._run_fused(loop, given, state)
         else:
-            self._run_stepwise(loop, given, self._hosts.shards(loop.opener, num_shards), state)
+            self._run_stepwise(loop, given, [set(blocks[k::num_shards]) for k in range(num_shards)], state)
 
     def _run_fused(self, loop: Loop, given: Mapping[int, list[Ref]], state: Iteration) -> None:
         calls, keep = [], self._hosts.stays[loop.opener]
-        for worker in self._hosts.workers(loop.opener):
-            blocks = self._hosts.blocks(loop.opener, worker)
+        for worker, blocks in self._hosts.blocks[loop.opener].items():
             inputs = [ref for block in blocks for ref in given[block]]
             call = Call(
                 *(loop.opener, "loop", state.step_context, blocks, len(inputs) // len(blocks), keep),
@@ -95,7 +94,7 @@ class Loops:
         """
         calls = []
         for worker, shards in relayed.items():
-            blocks = self._hosts.blocks(loop.answerer, worker)
+            blocks = self._hosts.blocks[loop.answerer][worker]
             call = Call(
                 *(loop.answerer, "relay", state.step_context, blocks, 1, frozenset(blocks)),
                 partner=loop.opener,
@@ -123,8 +122,8 @@ class Loops:
         """Submits a call of a loop's stage for a shard to all workers that hold blocks of it; returns its results."""
         keep = self._hosts.stays[stage] if method == "close" else frozenset()
         calls = []
-        for worker in self._hosts.workers(stage):
-            blocks = tuple(block for block in self._hosts.blocks(stage, worker) if block in shard)
+        for worker, own in self._hosts.blocks[stage].items():
+            blocks = tuple(block for block in own if block in shard)
             if blocks:
                 payloads = [ref for block in blocks for ref in inputs.get(block, ())]
                 at, count = step_context or state.step_context, len(payloads) // len(blocks)

@@ -118,10 +118,6 @@ class Observation:
         privileged = None if self.privileged is None else change(self.privileged)
         return Observation(changed(self.state), instruction, changed(self.images), privileged, changed(self.pending))
 
-    def padded(self, size: int) -> Observation:
-        """Returns `size` rows, the last one repeated as often as needed (policy calls have fixed sizes)."""
-        return self.rows([*range(len(self)), *[len(self) - 1] * (size - len(self))])
-
     @staticmethod
     def concatenate(parts: Sequence[Observation]) -> Observation:
         """Returns the rows of all parts, in order."""

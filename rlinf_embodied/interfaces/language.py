@@ -39,16 +39,54 @@ class TokenBatch:
     lengths: Tensor  # int64 [B], prompt and completion
     given: Tensor | None = None  # bool [B, R], True for tokens that were inserted, not sampled; None: all sampled
 
+    @staticmethod
+    def of(
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        given: Sequence[Sequence[bool]] | None = None,
+    ) -> TokenBatch:
+        """Returns prompts with their completions; behind each row are zeros."""
+        whole = [[*prompt, *rest] for prompt, rest in zip(prompts, completions, strict=True)]
+        return TokenBatch(
+            padded(whole, torch.long),
+            torch.tensor([len(prompt) for prompt in prompts], dtype=torch.long),
+            torch.tensor([len(row) for row in whole], dtype=torch.long),
+            padded(given, torch.bool) if given is not None and any(map(any, given)) else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
     @property
     def mask(self) -> Tensor:
         """Bool [B, R], True for sampled tokens of a completion."""
         counts = self.lengths - self.prompt_lengths
-        inside = torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
+        inside = torch.arange(max(counts.tolist(), default=0), device=counts.device) < counts[:, None]
         return inside if self.given is None else inside & ~self.given
+
+    def select(self, rows: Sequence[int]) -> TokenBatch:
+        """Returns these sequences, in this order, without the columns that only others need."""
+        index = torch.tensor(rows, dtype=torch.long, device=self.tokens.device)
+        lengths, prompt_lengths = self.lengths[index], self.prompt_lengths[index]
+        longest = max(lengths.tolist(), default=0)
+        most = max((lengths - prompt_lengths).tolist(), default=0)
+        given = None if self.given is None else self.given[index, :most]
+        return TokenBatch(self.tokens[index, :longest], prompt_lengths, lengths, given)
+
+    def completions(self) -> list[list[int]]:
+        """Returns the tokens behind each prompt."""
+        rows = zip(self.tokens.tolist(), self.prompt_lengths.tolist(), self.lengths.tolist(), strict=True)
+        return [row[start:end] for row, start, end in rows]
 
     def to(self, device: str) -> TokenBatch:
         given = None if self.given is None else self.given.to(device)
         return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device), given)
+
+
+def padded(rows: Sequence[Sequence[int | float]], dtype: torch.dtype) -> Tensor:
+    """Returns rows as a table, with zeros on the right."""
+    longest = max(map(len, rows), default=0)
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=dtype)
 
 
 @runtime_checkable

@@ -30,6 +30,12 @@ class LossSums:
     statistics: Tensor  # [S], sums
 
 
+def loss_sums(loss: Tensor, number: int, *statistics: Tensor, reported: Tensor | None = None) -> LossSums:
+    """Returns sums over a number of rows; `reported` takes the place of the loss in metrics, before further ones."""
+    first = loss.detach() if reported is None else reported
+    return LossSums(loss, loss.new_tensor(float(number)), torch.stack([first, *statistics]))
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """A forward pass that is still to be made, with what it will add to the loss's denominator."""

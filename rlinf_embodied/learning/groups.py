@@ -69,11 +69,9 @@ class ThreadGroup:
         barrier = threading.Barrier(size)
         return [ThreadGroup(rank, slots, barrier, timeout_s) for rank in range(size)]
 
-    def abort(self) -> None:
+    def close(self) -> None:
         """Ends the wait of every member, now and later: one of them failed, or left."""
         self._barrier.abort()
-
-    close = abort
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
         assert counts[self.rank] == len(tensors), f"rank {self.rank} gives {len(tensors)} tensors, not {counts}"

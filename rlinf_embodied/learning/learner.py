@@ -51,16 +51,15 @@ class Learner:
         statistics: Sequence[str],
         reducer: Reducer,
         *,
-        group: str = "main",
         more: Mapping[str, ParameterGroup] = MappingProxyType({}),
         compile: bool = False,
     ) -> None:
         """Starts with moments of zero.
 
-        `parameters` with their `settings` are the first `group`, `more` are further ones; see `compiled` for what
+        `parameters` with their `settings` are the first group, `more` are further ones; see `compiled` for what
         `compile` asks of passes.
         """
-        self._optimizer = FlatOptimizer({group: ParameterGroup(parameters, settings), **more})
+        self._optimizer = FlatOptimizer({"main": ParameterGroup(parameters, settings), **more})
         self.rates, self.statistics, self.reducer = self._optimizer.rates, tuple(statistics), reducer
         self._size = sum(p.numel() for p in self._optimizer.parameters)
         self._differentiate = compiled(str(self._optimizer.parameters[0].device)) if compile else differentiated

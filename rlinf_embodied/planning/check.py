@@ -18,18 +18,9 @@ def check(plan: Plan, workflow: Workflow) -> None:
     """
     for problem in _problems(plan, workflow):
         raise PlanError(f"plan {plan.name} {problem}")
-    check_staleness(plan.name, plan.staleness, workflow)
-
-
-def check_staleness(name: str, staleness: int, workflow: Workflow) -> None:
-    """Checks that a workflow has something to run ahead of, and something that can, if a plan's staleness asks for it.
-
-    Raises:
-        PlanError: it has no weight edge, or all of its stages get data of a stage that makes weights.
-    """
-    why = never_ahead(workflow) if staleness else ""
-    if why:
-        raise PlanError(f"plan.{name}.staleness is {staleness}, but the workflow {workflow.name} {why}: use 0")
+    ahead = plan.staleness
+    if ahead and (why := never_ahead(workflow)):
+        raise PlanError(f"plan.{plan.name}.staleness is {ahead}, but the workflow {workflow.name} {why}: use 0")
 
 
 def never_ahead(workflow: Workflow) -> str:

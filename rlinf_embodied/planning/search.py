@@ -52,6 +52,11 @@ class Search:
         self._separated: dict[tuple[frozenset[tuple[Held, float]], PairSet], PairSet] = {}
         self._busy: dict[Item, dict[int, float]] = {}
         self._streams: dict[tuple[str, ...], bool] = {}
+        shards = 0.74 if self.work.loops else 0.0
+        self._moves = (  # each up to this draw
+            *((0.38, self._move_devices), (0.66, self._move_blocks), (shards, self._move_shards)),
+            *((0.82, self._move_order), (1.0, self._move_chunks)),
+        )
 
     # --------------------------------------------------------------------------------------------------------- price
     def score(self, state: State, limit: float = math.inf) -> Score:
@@ -212,23 +217,11 @@ class Search:
         """Returns a plan next to another one, None where the chosen move is none."""
         items, pairs = state
         kind = self.draw.random()
-        if kind < 0.38:
-            return self._kept(self._move_devices(items), pairs)
-        if kind < 0.66:
-            return self._kept(self._move_blocks(items), pairs)
-        if kind < 0.74 and self.work.loops:
-            return self._kept(self._move_shards(items), pairs)
-        if kind < 0.82:
-            return self._kept(self._move_order(items), pairs)
-        if kind < 0.92 or not pairs:
-            return self._kept(self._move_chunks(items), pairs)
-        return self.resident(items, shuffled=True)
-
-    def _kept(self, items: Items | None, pairs: Pairs) -> State | None:
-        """Returns items with as many pairs as they need: the present ones, or others."""
-        if items is None:
-            return None
-        return self.resident(items, pairs if self.draw.random() < 0.6 else ())
+        if kind >= 0.92 and pairs:
+            return self.resident(items, shuffled=True)
+        made = next(move for limit, move in self._moves if kind < limit)(items)
+        # with as many pairs as they need: the present ones, or others
+        return None if made is None else self.resident(made, pairs if self.draw.random() < 0.6 else ())
 
     def _some(self, items: Items) -> list[Place]:
         places = [place for item in items for place in item.places]

@@ -12,7 +12,7 @@ own, from which the worker's copy is filled at the end of an update (learning/sh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
@@ -207,20 +207,20 @@ class ActorStage(LanguageLearner):
         """Hands whole blocks to other workers for this update, so that all have about as many tokens."""
         if self.group.size == 1:
             return
-        tokens = {block: sum(rows.sequences.lengths()[: rows.num_trained]) for block, rows in self._rows.items()}
+        tokens = {b: rows.sequences.lengths[: rows.num_trained].sum() for b, rows in self._rows.items()}
         known = self._reducer.gather_blocks({block: torch.tensor([float(n)]) for block, n in tokens.items()})
         owners = balanced_owners([float(known[block]) for block in sorted(known)], self._owners)
         if owners != self._owners:
-            here = {block: rows.to("cpu").plain() for block, rows in self._rows.items()}
-            found = moved(self.group, self._owners, owners, here)
-            self._rows = {block: TrainingRows.of_plain(rows).to(self.device) for block, rows in found.items()}
+            own = cast("dict[int, TrainingRows]", to_device(self._rows, "cpu"))
+            found = moved(self.group, self._owners, owners, {block: asdict(rows) for block, rows in own.items()})
+            there = {block: TrainingRows.of_fields(fields) for block, fields in found.items()}
+            self._rows = cast("dict[int, TrainingRows]", to_device(there, self.device))
             self._own(owners)
 
     def _flops(self, rows: TrainingRows) -> float:
         """Returns the FLOPs of the passes over the rows that are trained on."""
-        trained = rows.sequences.select(range(rows.num_trained))
-        predicted = trained.num_tokens(range(rows.num_trained))
-        return self._algorithm.epochs * self.shared.policy.update_flops(trained.lengths(), predicted)
+        lengths, predicted = rows.sequences.lengths[: rows.num_trained], rows.sequences.mask[: rows.num_trained].sum()
+        return self._algorithm.epochs * self.shared.policy.update_flops(lengths.tolist(), int(predicted))
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
         return self._objective.passes(block, self._rows[block], index, self.device)

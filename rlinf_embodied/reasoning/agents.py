@@ -33,8 +33,9 @@ from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import ChatMessage, PromptCodec
 from rlinf_embodied.plug_ins import load_plug_in
-from rlinf_embodied.reasoning.batch import Asked, Completions, Prompt, Turn
-from rlinf_embodied.reasoning.episodes import Episode, Said, completions_of
+from rlinf_embodied.reasoning.batch import Asked, Prompt, Turn
+from rlinf_embodied.reasoning.engine import Generated
+from rlinf_embodied.reasoning.episodes import Episode
 from rlinf_embodied.telemetry.progress import report_progress
 
 _LOG = logging.getLogger(__name__)
@@ -62,7 +63,6 @@ class _Session:
         self.asked: Prompt | None = None  # a turn that the model has not answered yet ...
         self.handed = False  # ... and whether it was handed to it
         self.over = False
-        self.earned: float | None = None
         self.error = ""
         self.since = time.monotonic()  # when the agent was last at work
 
@@ -76,7 +76,7 @@ class AgentEpisodes:
         """Starts a server and the agents; a row has up to `most` tokens, its prompt included."""
         agent, longest = agent_of(config.agent), config.generation.max_new_tokens
         assert agent is not None
-        self._group_size, self._config, self._sampling = group_size, config.agent, config.generation
+        self._config, self._sampling = config.agent, config.generation
         self._changed = threading.Condition()
         self._closed = False
         begun = lambda one, g: Episode(one, g, codec, longest, most, each_turn=True)  # noqa: E731
@@ -101,7 +101,7 @@ class AgentEpisodes:
             error = ""
         with self._changed:
             if not session.over:
-                session.over, session.earned, session.error = True, earned, error
+                session.over, session.episode.earned, session.error = True, earned, error
                 session.episode.text = text or session.episode.text
             self._changed.notify_all()
 
@@ -163,7 +163,7 @@ class AgentEpisodes:
                 for session in late:
                     if time.monotonic() - session.since > self._config.timeout_s:
                         problem = session.episode.problem.question[:80]
-                        session.over, session.earned = True, 0.0
+                        session.over, session.episode.earned = True, 0.0
                         session.error = (
                             f"the agent at {problem!r} did nothing for {self._config.timeout_s:g} s (agent.timeout_s)"
                         )
@@ -177,7 +177,7 @@ class AgentEpisodes:
                 self._sessions[number].handed = True
             return Turn(tuple(asked.values()), 1, tuple(asked)) if asked else None
 
-    def take(self, said: Mapping[int, Said]) -> None:
+    def take(self, said: Mapping[int, Generated]) -> None:
         with self._changed:
             for number, turn in said.items():
                 session = self._sessions[number]
@@ -185,7 +185,7 @@ class AgentEpisodes:
                 session.asked, session.handed, session.since = None, False, time.monotonic()
             self._changed.notify_all()
 
-    def completions(self, version: int) -> Completions:
+    def finished(self) -> list[Episode]:
         failed = [session.error for session in self._sessions if session.error]
         if len(failed) == len(self._sessions):
             raise ConfigError(f"agent._target_ failed in all of {len(failed)} episodes:\n{failed[0]}\nCorrect it there")
@@ -199,8 +199,7 @@ class AgentEpisodes:
                 raise ConfigError(
                     f"agent._target_ made no request about {about!r} ({error}): let it ask the model at base_url"
                 )
-        earned = [session.earned for session in self._sessions]
-        return completions_of([session.episode for session in self._sessions], self._group_size, version, earned)
+        return [session.episode for session in self._sessions]
 
     def close(self) -> None:
         """Ends the server; agents that still wait get an error."""

@@ -1,4 +1,4 @@
-"""What flows through the reasoning workflow: prompts, groups of completions, and microbatches of them.
+"""What flows through the reasoning workflow: prompts, completions, and microbatches of them.
 
 Dynamic batching: microbatches have a budget of tokens and are sorted by length, so that little of them is padding.
 Which rows share one is a function of the lengths and the budget alone, so a block's microbatches (and so the last bits
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,24 +53,6 @@ class GenerationBlock:
     greedy: bool = False  # the likeliest token, always
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The G completions of one prompt, R = the longest; entries behind a row's length are 0 (tokens: padding).
-
-    Episodes may have several rows each, with prompts of their own.
-    """
-
-    prompt: Prompt
-    tokens: Tensor  # int64 [G, R]
-    lengths: Tensor  # int64 [G], at least 1; the ending token counts
-    log_probs: Tensor  # float32 [G, R], of all tokens at the temperature (top_k, ... left aside); greedy: at 1
-    ended: Tensor  # bool [G], False where max_new_tokens cut the completion off
-    given: Tensor | None = None  # bool [G, R], where a token is a tool's; None: the policy sampled all of them
-    prompts: tuple[tuple[int, ...], ...] | None = None  # of each row; None: all have that of `prompt`
-    samples: tuple[int, ...] | None = None  # number of the sample that each row is of; None: a row each
-    versions: Tensor | None = None  # int64 [G, R], of the weights that sampled each token; None: of one version
-
-
 # ------------------------------------------------------------------------------------------------- between the stages
 @dataclass(frozen=True, slots=True)
 class PromptSet:
@@ -87,28 +68,34 @@ class Turn:
 
     prompts: tuple[Prompt, ...]
     group_size: int
-    numbers: tuple[int, ...] = ()  # of the episodes, among those that are run together; in order of the rows
+    numbers: tuple[int, ...]  # of the episodes, among those that are run together; in order of the rows
 
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """What was generated for a block: K groups of G completions, or episodes of several turns."""
+    """What was generated for a block: G samples of each of K problems, in B rows.
+
+    A sample is a row, or, as an episode, several rows with prompts of their own.
+    """
 
     problems: tuple[Problem, ...]  # K
-    groups: tuple[Group, ...]  # K
-    texts: tuple[str, ...]  # K x G, group by group
+    texts: tuple[str, ...]  # K x G, problem by problem: of a sample's last turn
     version: int  # of the weights
-    turns: int = 0  # of all of them together; 0: one each
-    earned: tuple[float | None, ...] | None = None  # K x G: rewards that agents gave; None: the verifier gives them
+    rows: TokenBatch  # B, sample by sample; at least one token each, the ending one counts
+    log_probs: Tensor  # float32 [B, R], of all tokens at the temperature (top_k, ... left aside); greedy: at 1
+    ended: Tensor  # bool [B], False where max_new_tokens cut a row off
+    samples: tuple[int, ...]  # B, ascending: number of each row's sample among the texts
+    turns: int  # of all samples together
+    earned: tuple[float | None, ...]  # K x G: rewards that agents gave; None: the verifier gives them
+    versions: Tensor | None = None  # int64 [B, R], of the weights that sampled each token; None: all are `version`
+
+    @property
+    def group_size(self) -> int:
+        return len(self.texts) // len(self.problems)
 
     def last_rows(self) -> list[int]:
-        """Returns the number of each sample's last row among the rows of all groups."""
-        last, start, size = {}, 0, len(self.texts) // len(self.groups)
-        for k, group in enumerate(self.groups):
-            for row, sample in enumerate(group.samples or range(size)):
-                last[k, sample] = start + row
-            start += len(group.lengths)
-        return [last[k, sample] for k in range(len(self.groups)) for sample in range(size)]
+        """Returns the number of each sample's last row."""
+        return list({sample: row for row, sample in enumerate(self.samples)}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +148,8 @@ class GenerationReport:
     completions: int
     truncated: int
     turns: int
+    stale: int  # tokens of older weights than the last ones
     finish_s: dict[int, float]
-    stale: int | None = None  # tokens of older weights than the last ones; None: all are of one version
     load: EngineLoad | None = None  # None: the stage has no engine
 
     @property
@@ -174,26 +161,16 @@ def generation_report(
     made: Collection[Completions], finish_s: dict[int, float], load: EngineLoad | None = None
 ) -> GenerationReport:
     """Returns what the driver learns of some blocks; tokens that a tool gave are not counted."""
-    groups = [group for completions in made for group in completions.groups]
-    sampled = [n for group in groups for n in _counts(group)]
-    ended = sum(int(group.ended.sum()) for group in groups)
-    turns = sum(completions.turns or len(completions.texts) for completions in made)
-    number = sum(len(completions.texts) for completions in made)
-    stale = [_stale(group, completions.version) for completions in made for group in completions.groups]
-    known = sum(stale) if any(group.versions is not None for group in groups) else None
-    return GenerationReport(tuple(sampled), number, len(sampled) - ended, turns, finish_s, known, load)
-
-
-def _stale(group: Group, version: int) -> int:
-    if group.versions is None:
-        return 0
-    inside = torch.arange(group.versions.shape[1]) < group.lengths[:, None]
-    sampled = inside if group.given is None else inside & ~group.given
-    return int((sampled & (group.versions < version)).sum())
-
-
-def _counts(group: Group) -> list[int]:
-    return (group.lengths if group.given is None else group.lengths - group.given.sum(1)).tolist()
+    older = [one.rows.mask & (one.versions < one.version) for one in made if one.versions is not None]
+    return GenerationReport(
+        lengths=tuple(n for one in made for n in one.rows.mask.sum(1).tolist()),
+        completions=sum(len(one.texts) for one in made),
+        truncated=sum(int((~one.ended).sum()) for one in made),
+        turns=sum(one.turns for one in made),
+        stale=sum(int(tokens.sum()) for tokens in older),
+        finish_s=finish_s,
+        load=load,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,81 +205,17 @@ def in_order(reports: Iterable[Sequence[ScoredGroup]]) -> list[ScoredGroup]:
 
 
 # --------------------------------------------------------------------------------------------------------- microbatches
-@dataclass(frozen=True, slots=True)
-class Sequences:
-    """B prompts with their completions, ragged: Sequences(((5, 6), (8,)), ((7, 1), (9, 1))).
-
-    `given` says of each token of the completions whether it was given instead of sampled; None: none was.
-    """
-
-    prompts: tuple[tuple[int, ...], ...]
-    completions: tuple[tuple[int, ...], ...]
-    given: tuple[tuple[bool, ...], ...] | None = None
-
-    @staticmethod
-    def of(groups: Sequence[Group]) -> Sequences:
-        """Returns all completions of groups, sample by sample."""
-        prompts = [p for group in groups for p in group.prompts or [group.prompt.tokens] * len(group.lengths)]
-
-        def ragged(tables: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
-            pairs = [(table.tolist(), group.lengths.tolist()) for table, group in zip(tables, groups, strict=True)]
-            return tuple(tuple(row[:n]) for rows, lengths in pairs for row, n in zip(rows, lengths, strict=True))
-
-        some = any(group.given is not None for group in groups)
-        masks = [
-            torch.zeros_like(g.ended[:, None]).expand(g.tokens.shape) if g.given is None else g.given for g in groups
-        ]
-        return Sequences(tuple(prompts), ragged([g.tokens for g in groups]), ragged(masks) if some else None)
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def select(self, rows: Sequence[int]) -> Sequences:
-        """Returns these sequences, in this order."""
-        chosen = lambda of: tuple(of[row] for row in rows)  # noqa: E731
-        given = None if self.given is None else chosen(self.given)
-        return Sequences(chosen(self.prompts), chosen(self.completions), given)
-
-    def lengths(self) -> list[int]:
-        """Returns tokens of prompt and completion together, by sequence."""
-        return [len(prompt) + len(rest) for prompt, rest in zip(self.prompts, self.completions, strict=True)]
-
-    def num_tokens(self, rows: Sequence[int]) -> int:
-        """Returns the tokens of these completions, without those that were given."""
-        given = 0 if self.given is None else sum(sum(self.given[row]) for row in rows)
-        return sum(len(self.completions[row]) for row in rows) - given
-
-    def split(self, rows: Sequence[int], token_budget: int, packed: bool = False) -> list[list[int]]:
-        """Returns these rows in microbatches, as `dynamic_batches` does."""
-        parts = dynamic_batches(self.select(rows).lengths(), token_budget, packed)
-        return [[rows[place] for place in part] for part in parts]
-
-    def batch(self, rows: Sequence[int], pad_id: int) -> TokenBatch:
-        """Returns these sequences, padded on the right to the longest of them."""
-        whole = [[*self.prompts[row], *self.completions[row]] for row in rows]
-        longest = max(map(len, whole))
-        return TokenBatch(
-            tokens=torch.tensor([sequence + [pad_id] * (longest - len(sequence)) for sequence in whole]),
-            prompt_lengths=torch.tensor([len(self.prompts[row]) for row in rows]),
-            lengths=torch.tensor([len(sequence) for sequence in whole]),
-            given=None if self.given is None else self._given(rows),
-        )
-
-    def _given(self, rows: Sequence[int]) -> Tensor:
-        assert self.given is not None
-        longest = max(len(self.given[row]) for row in rows)
-        return torch.tensor([[*self.given[row], *[False] * (longest - len(self.given[row]))] for row in rows])
-
-
-def dynamic_batches(lengths: Sequence[int], token_budget: int, packed: bool = False) -> list[list[int]]:
+def dynamic_batches(
+    lengths: Sequence[int], token_budget: int, packed: bool = False, rows: Sequence[int] | None = None
+) -> list[list[int]]:
     """Returns row numbers of each microbatch, longest sequences first; rows x longest stays within the budget.
 
-    Of packed rows, which have no padding, the sum of the lengths does.
+    Of packed rows, which have no padding, the sum of the lengths does.  Only these `rows` are there; None: all.
 
     Raises:
         ConfigError: a single sequence exceeds the budget.
     """
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    order = sorted(range(len(lengths)) if rows is None else rows, key=lambda row: -lengths[row])
     if order and lengths[order[0]] > token_budget:
         raise ConfigError(
             f"algorithm.tokens_per_microbatch is {token_budget}, but sequence {order[0]} has {lengths[order[0]]} "
@@ -328,24 +241,19 @@ def dynamic_batches(lengths: Sequence[int], token_budget: int, packed: bool = Fa
 
 @torch.no_grad()
 def token_table(
-    found: Callable[[TokenBatch], Tensor],
-    sequences: Sequences,
-    token_budget: int,
-    pad_id: int,
-    device: str,
-    packed: bool = False,
+    found: Callable[[TokenBatch], Tensor], sequences: TokenBatch, token_budget: int, device: str, packed: bool = False
 ) -> Tensor:
     """Returns what `found` gives for the tokens of all completions in the order of `sequences`, float32 [B, R]."""
-    table = torch.zeros(len(sequences), max(map(len, sequences.completions)), device=device)
-    for rows in dynamic_batches(sequences.lengths(), token_budget, packed):
-        part = found(sequences.batch(rows, pad_id).to(device))
+    table = torch.zeros(sequences.mask.shape, device=device)
+    for rows in dynamic_batches(sequences.lengths.tolist(), token_budget, packed):
+        part = found(sequences.select(rows).to(device))
         table[rows, : part.shape[1]] = part
         report_progress()
     return table
 
 
-def all_log_probs(policy: LanguagePolicy, sequences: Sequences, temperature: float, token_budget: int) -> Tensor:
+def all_log_probs(policy: LanguagePolicy, sequences: TokenBatch, temperature: float, token_budget: int) -> Tensor:
     """Returns log-probs of all completions in the order of `sequences`, float32 [B, R], without a gradient."""
     device = str(next(policy.module.parameters()).device)
     found = lambda batch: policy.log_probs(batch, temperature, with_entropy=False).log_probs  # noqa: E731
-    return token_table(found, sequences, token_budget, policy.spec.pad_id, device, policy.packs)
+    return token_table(found, sequences, token_budget, device, policy.packs)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.advantages import gae, next_values, standardized
 from rlinf_embodied.algorithms.losses import explained_variance, value_loss
-from rlinf_embodied.interfaces.language import ValueModel
+from rlinf_embodied.interfaces.language import TokenBatch, ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner
@@ -22,7 +22,7 @@ from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.update import VALUE_STATISTICS, fit, minibatches
 from rlinf_embodied.learning.weights import Groups, SharedPolicy
 from rlinf_embodied.plug_ins import load_target
-from rlinf_embodied.reasoning.batch import Completions, Rewards, Sequences, token_table
+from rlinf_embodied.reasoning.batch import Completions, Rewards, dynamic_batches, token_table
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
@@ -34,7 +34,7 @@ OPTIMIZER, MODULE = "critic_optimizer", "critic_module"  # in a checkpoint
 class _Rows:
     """A block's completions; tables are [B, R]."""
 
-    sequences: Sequences
+    sequences: TokenBatch
     mask: Tensor
     values: Tensor  # before the update
     advantages: Tensor
@@ -57,7 +57,6 @@ class CriticStage(LearnerStage):
         config, algorithm = self._config, self._algorithm
         kind = cast(type[ValueModel], load_target(config.policy.critic_target))
         policy = load_policy(config.policy, self._made.folder, config.run.seed, "cpu").policy
-        self._pad_id = policy.spec.pad_id
         self._critic = kind.from_policy(policy)
         shared = SharedPolicy(self._critic, device=context.device)
         shared.enter(self.user)
@@ -84,10 +83,9 @@ class CriticStage(LearnerStage):
 
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
         # what a tool said has values as well: it is a part of the episode
-        sequences, algorithm = replace(Sequences.of(completions.groups), given=None), self._algorithm
-        lengths = torch.tensor([len(row) for row in sequences.completions], device=self.device)
-        mask = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
-        values = token_table(self._critic.values, sequences, algorithm.tokens_per_microbatch, self._pad_id, self.device)
+        sequences, algorithm = replace(completions.rows, given=None).to(self.device), self._algorithm
+        mask, lengths = sequences.mask, sequences.lengths - sequences.prompt_lengths
+        values = token_table(self._critic.values, sequences, algorithm.tokens_per_microbatch, self.device)
         earned, ended = torch.zeros_like(values), torch.zeros_like(mask)
         last = torch.arange(len(lengths), device=self.device), lengths - 1
         earned[last], ended[last] = cast(Tensor, to_device(rewards.rewards, self.device)).reshape(-1), True
@@ -99,11 +97,12 @@ class CriticStage(LearnerStage):
         return _Rows(sequences, mask, values, advantages.T.contiguous(), returns.T.contiguous())
 
     def _passes(self, rows: _Rows, index: Sequence[int]) -> list[Pass]:
-        parts = rows.sequences.split(index, self._algorithm.tokens_per_microbatch)
-        return [Pass(float(rows.sequences.num_tokens(part)), partial(self._loss, rows, part)) for part in parts]
+        budget = self._algorithm.tokens_per_microbatch
+        parts = dynamic_batches(rows.sequences.lengths.tolist(), budget, rows=index)
+        return [Pass(float(rows.mask[part].sum()), partial(self._loss, rows, part)) for part in parts]
 
     def _loss(self, rows: _Rows, index: Sequence[int]) -> LossSums:
-        batch = rows.sequences.batch(index, self._pad_id).to(self.device)
+        batch = rows.sequences.select(index)
         mask = batch.mask
         loss = value_loss(self._critic.values(batch), rows.returns[list(index), : mask.shape[1]], mask)
         return LossSums(loss, mask.sum().to(torch.float32), loss.detach().reshape(1))

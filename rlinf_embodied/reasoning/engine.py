@@ -11,18 +11,16 @@ Tokens in, tokens out.  Every token has its log-prob and the version of the weig
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
-import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.plug_ins import load_plug_in
-from rlinf_embodied.reasoning.batch import EngineLoad, GenerationBlock, Group, Prompt
+from rlinf_embodied.reasoning.batch import EngineLoad, GenerationBlock
 
 _ENGINES = {  # generation.engine, by name
     "exact": "rlinf_embodied.reasoning.generation.ExactEngine",
@@ -137,28 +135,9 @@ def poll(engine: Engine, load: EngineLoad) -> list[Generated]:
     return rows
 
 
-def generate(engine: Engine, requests: GenerationBlock, load: EngineLoad | None = None) -> Iterator[Group]:
-    """Yields groups in the order of the prompts, each as soon as it and those before it have ended.
-
-    Nothing is polled between two calls of the iterator.
-    """
-    size, found = requests.group_size, dict[int, Generated]()
-    numbers, load = engine.submit(requests), load or EngineLoad()
-    for k, prompt in enumerate(requests.prompts):
-        rows = numbers[k * size : (k + 1) * size]
-        while not found.keys() >= set(rows):
-            found |= {one.row: one for one in poll(engine, load)}
-        yield group_of(prompt, [found.pop(row) for row in rows])
-
-
-def group_of(prompt: Prompt, rows: Sequence[Generated]) -> Group:
-    """Returns the completions of a prompt."""
-    table = lambda parts: pad_sequence(list(parts), batch_first=True)  # noqa: E731
-    tokens, device = [row.tokens for row in rows], rows[0].tokens.device
-    return Group(
-        prompt,
-        table(tokens),
-        torch.tensor([len(row) for row in tokens], device=device),
-        table(row.log_probs for row in rows),
-        torch.tensor([row.ended for row in rows], device=device),
-    )
+def generate(engine: Engine, requests: GenerationBlock) -> list[Generated]:
+    """Returns the rows of requests, prompt by prompt, when all of them have ended."""
+    numbers, found = engine.submit(requests), dict[int, Generated]()
+    while not found.keys() >= set(numbers):
+        found |= {row.row: row for row in engine.poll()}
+    return [found[number] for number in numbers]

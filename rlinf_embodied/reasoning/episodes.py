@@ -17,44 +17,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Protocol, cast
 
 import torch
 
 from rlinf_embodied.config import MathConfig
-from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.prompt_templates import PromptTemplate
-from rlinf_embodied.interfaces.language import ChatMessage, LanguagePolicy, PromptCodec
-from rlinf_embodied.plug_ins import load_target
-from rlinf_embodied.reasoning.batch import Asked, Completions, GenerationBlock, Group, Prompt, Turn, generation_report
-from rlinf_embodied.reasoning.engine import Engine, generate
-from rlinf_embodied.reasoning.policy_folder import StageConfig
-from rlinf_embodied.reasoning.prompt_stage import Position, Prompts
+from rlinf_embodied.interfaces.language import ChatMessage, PromptCodec, TokenBatch, padded
+from rlinf_embodied.reasoning.batch import Asked, Completions, GenerationBlock, Prompt, Turn, generation_report
+from rlinf_embodied.reasoning.engine import Engine, Generated, generate
+from rlinf_embodied.reasoning.prompt_stage import PromptStage
 from rlinf_embodied.reasoning.tool_calls import Answers, ToolCalls
-from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
-
-Said = tuple[list[int], list[float], bool, list[int]]  # tokens, log-probs, whether it ended, versions (or none)
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
 @dataclass(slots=True)
 class Row:
-    """A stretch of an episode: a prompt and its continuation."""
+    """A stretch of an episode: a prompt and its continuation, token by token."""
 
     prompt: tuple[int, ...]
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)  # 0 for given tokens
     given: list[bool] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)  # of the weights, of each token; none: all are of one
+    versions: list[int] = field(default_factory=list)  # of the weights; of given tokens those before them
     ended: bool = False  # by the model; else max_new_tokens or its context cut it off
-
-    def add(self, tokens: Sequence[int], log_probs: Sequence[float], versions: Sequence[int] = ()) -> None:
-        """Adds what was sampled, or, without log-probs, what was given."""
-        given = not log_probs
-        self.tokens += tokens
-        self.log_probs += [0.0] * len(tokens) if given else log_probs
-        self.given += [given] * len(tokens)
-        self.versions += self.versions[-1:] * len(tokens) if given else versions
 
 
 class Episode:
@@ -72,6 +58,7 @@ class Episode:
         self.problem, self.first = asked
         self.sample, self.rows, self.turns = sample, list[Row](), 0
         self.text = ""  # of the last turn
+        self.earned: float | None = None  # the reward that an agent gave; None: the verifier gives one
         self._codec, self._longest, self._most, self._each_turn = codec, longest, most, each_turn
 
     def begin(self) -> None:
@@ -92,16 +79,23 @@ class Episode:
         if room < 1:
             return None
         place = sum(len(earlier.tokens) for earlier in self.rows) + len(more)
-        row.add(more, ())
+        row.tokens += more
+        row.log_probs += [0.0] * len(more)
+        row.given += [True] * len(more)
+        row.versions += row.versions[-1:] * len(more)
         row.ended = False
         if not self.rows or self.rows[-1] is not row:
             self.rows.append(row)
         return Prompt(self.first.id, (*row.prompt, *row.tokens), self.sample, place, room)
 
-    def add(self, said: Said) -> None:
+    def add(self, said: Generated) -> None:
         """Takes a turn."""
-        tokens, log_probs, self.rows[-1].ended, versions = said
-        self.rows[-1].add(tokens, log_probs, versions)
+        row, tokens = self.rows[-1], said.tokens.tolist()
+        row.tokens += tokens
+        row.log_probs += said.log_probs.tolist()
+        row.given += [False] * len(tokens)
+        row.versions += [version for version, count in said.versions for _ in range(count)]
+        row.ended = said.ended
         self.turns += 1
         self.text = self._codec.decode(tokens)
 
@@ -122,12 +116,12 @@ class Episodes(Protocol):
         """
         ...
 
-    def take(self, said: Mapping[int, Said]) -> None:
+    def take(self, said: Mapping[int, Generated]) -> None:
         """Takes turns that were asked for, by the episodes' numbers."""
         ...
 
-    def completions(self, version: int) -> Completions:
-        """Returns the episodes, K groups of G."""
+    def finished(self) -> list[Episode]:
+        """Returns all episodes, which are over."""
         ...
 
     def close(self) -> None:
@@ -144,11 +138,10 @@ class ToolEpisodes:
         """Begins; `config` says how many turns, and how many tokens an episode has, and `calls` answer the turns."""
         self._asked, self._group_size = asked, group_size
         self._calls, self._most_turns = calls, config.tool.num_turns
-        longest, template = config.generation.max_new_tokens, PromptTemplate.of(config.data)
-        limits = longest, codec.context_length
+        self._codec, self._template = codec, PromptTemplate.of(config.data)
+        limits = config.generation.max_new_tokens, codec.context_length
         self._all = [Episode(one, g, codec, *limits, each_turn=False) for one in asked for g in range(group_size)]
-        chats = [codec.chat(template.prompt(problem), problem.history) for problem, _ in asked]
-        self._chats = [chat for chat in chats for _ in range(group_size)]
+        self._chats: dict[int, list[ChatMessage]] = {}  # of the episodes that a tool has answered
         self._answers: Answers = Answers()
         self._at_tool = 0  # episodes that wait for the tool
         self._at_model = 0  # those that wait for the model
@@ -181,6 +174,9 @@ class ToolEpisodes:
         episode = self._all[number]
         if answer is None:
             return None
+        if number not in self._chats:
+            problem = episode.problem
+            self._chats[number] = self._codec.chat(self._template.prompt(problem), problem.history)
         said = [{"role": "assistant", "content": episode.text}, {"role": "tool", "content": answer}]
         self._chats[number] = [*self._chats[number], *said]
         prompt = episode.ask(self._chats[number])
@@ -188,7 +184,7 @@ class ToolEpisodes:
             episode.rows[-1].ended = False
         return prompt
 
-    def take(self, said: Mapping[int, Said]) -> None:
+    def take(self, said: Mapping[int, Generated]) -> None:
         for number, turn in said.items():
             episode = self._all[number]
             episode.add(turn)
@@ -197,52 +193,28 @@ class ToolEpisodes:
                 self._calls.ask(self._answers, number, episode.text, episode.problem)
                 self._at_tool += 1
 
-    def completions(self, version: int) -> Completions:
-        return completions_of(self._all, self._group_size, version)
+    def finished(self) -> list[Episode]:
+        return self._all
 
     def close(self) -> None: ...
 
 
-def turns_of(turn: Turn, groups: Sequence[Group]) -> dict[int, Said]:
-    """Returns what was generated in a turn, by the numbers of its episodes."""
-    made: list[Said] = []
-    for group in groups:
-        tables = (group.tokens.tolist(), group.log_probs.tolist(), group.lengths.tolist(), group.ended.tolist())
-        made += [(tokens[:n], log_probs[:n], ended, []) for tokens, log_probs, n, ended in zip(*tables, strict=True)]
-    return dict(zip(turn.numbers, made, strict=True))
-
-
-def completions_of(
-    episodes: Sequence[Episode], group_size: int, version: int, earned: Sequence[float | None] | None = None
-) -> Completions:
-    """Returns episodes, sample by sample, as groups; a text is that of the last turn."""
-    parts = [episodes[first : first + group_size] for first in range(0, len(episodes), group_size)]
+def completions_of(episodes: Sequence[Episode], group_size: int, version: int) -> Completions:
+    """Returns the episodes of K problems, G of each, problem by problem; `version` is the last one of the weights."""
+    rows = [(row, number) for number, episode in enumerate(episodes) for row in episode.rows]
+    column = lambda name: [getattr(row, name) for row, _ in rows]  # noqa: E731
+    versions = column("versions")
     return Completions(
-        tuple(part[0].problem for part in parts),
-        tuple(_group(part) for part in parts),
-        tuple(episode.text for episode in episodes),
-        version,
-        sum(episode.turns for episode in episodes),
-        None if earned is None else tuple(earned),
-    )
-
-
-def _group(episodes: Sequence[Episode]) -> Group:
-    rows = [(row, episode.sample) for episode in episodes for row in episode.rows]
-    longest = max(len(row.tokens) for row, _ in rows)
-    table = lambda of, dtype: torch.tensor([of(r) + [0] * (longest - len(of(r))) for r, _ in rows], dtype=dtype)  # noqa: E731
-    first, samples = episodes[0].first, tuple(sample for _, sample in rows)
-    alike = all(row.prompt == first.tokens for row, _ in rows)
-    return Group(
-        first,
-        table(lambda row: row.tokens, torch.long),
-        torch.tensor([len(row.tokens) for row, _ in rows]),
-        table(lambda row: row.log_probs, torch.float32),
-        torch.tensor([row.ended for row, _ in rows]),
-        table(lambda row: row.given, torch.bool) if any(any(row.given) for row, _ in rows) else None,
-        None if alike else tuple(row.prompt for row, _ in rows),
-        None if samples == tuple(range(len(episodes))) else samples,
-        table(lambda row: row.versions, torch.long) if all(row.versions for row, _ in rows) else None,
+        problems=tuple(episode.problem for episode in episodes[::group_size]),
+        texts=tuple(episode.text for episode in episodes),
+        version=version,
+        rows=TokenBatch.of(column("prompt"), column("tokens"), column("given")),
+        log_probs=padded(column("log_probs"), torch.float32),
+        ended=torch.tensor(column("ended")),
+        samples=tuple(number for _, number in rows),
+        turns=sum(episode.turns for episode in episodes),
+        earned=tuple(episode.earned for episode in episodes),
+        versions=padded(versions, torch.long) if set().union(*versions) - {version} else None,
     )
 
 
@@ -250,8 +222,8 @@ def run_episodes(engine: Engine, episodes: Episodes, block: GenerationBlock) -> 
     """Runs episodes to their end in this process; `block` says how tokens are drawn."""
     while (turn := episodes.turn()) is not None:
         asked = replace(block, prompts=turn.prompts, group_size=turn.group_size)
-        episodes.take(turns_of(turn, tuple(generate(engine, asked))))
-    return episodes.completions(engine.version)
+        episodes.take(dict(zip(turn.numbers, generate(engine, asked), strict=True)))
+    return completions_of(episodes.finished(), block.group_size, engine.version)
 
 
 def episodes_of(
@@ -274,50 +246,38 @@ def episodes_of(
     return ToolEpisodes(asked, group_size, config, codec, calls)
 
 
-class EpisodeStage(HoldsNoMemory):
-    """The opener of the loop with generation: asks the problems of the training stream, and answers the model's turns.
-
-    Which problems a block has is as in PromptStage.
-    """
-
-    def __init__(self, made: StageConfig) -> None:
-        self._made, self._config = made, made.config
+class EpisodeStage(PromptStage):
+    """The opener of the loop with generation: asks problems as PromptStage does, and answers the model's turns."""
 
     def setup(self, context: StageContext) -> None:
-        config, folder = self._config, self._made.folder
-        self._per_round = context.num_blocks * config.prompts_per_block
-        self._prompts = Prompts.of(config, folder, Split.train)
-        kind = cast(type[LanguagePolicy], load_target(config.policy._target_))
-        self._codec = kind.codec_from_config(config.policy, Path(folder) if folder else None)
-        self._calls = ToolCalls.of(config.tool)
+        super().setup(context)
+        self._calls = ToolCalls.of(self._config.tool)
         self._episodes: dict[int, Episodes] = {}
         self._turns: dict[int, Turn | None] = {}  # that the model was asked for
         self._version = 0
 
     def open(self, step_context: StepContext, blocks: Sequence[int]) -> Mapping[int, Turn | None]:
         """Returns each block's first turn."""
-        count, size = self._config.prompts_per_block, self._config.rl.group_size
-        position = cast(Position, step_context.message or Position())
-        start = position.used + step_context.round * self._per_round
+        config, codec = self._config, self._prompts.codec
         for block in blocks:
             if (given_up := self._episodes.pop(block, None)) is not None:  # of an attempt that was not finished
                 given_up.close()
-            asked = self._prompts.batch(start + block * count, count, position.pools)
-            most = self._config.algorithm.tokens_per_microbatch
-            self._episodes[block] = episodes_of(asked, size, self._config, self._codec, self._calls, most)
+            limits = self._calls, config.algorithm.tokens_per_microbatch
+            asked = self._drawn(step_context, block)
+            self._episodes[block] = episodes_of(asked, config.rl.group_size, config, codec, *limits)
         opened = {block: self._episodes[block].turn() for block in blocks}
         self._turns |= opened
         return opened
 
     def step(
-        self, step_context: StepContext, answers: Mapping[int, tuple[tuple[Group, ...], int] | None]
+        self, step_context: StepContext, answers: Mapping[int, tuple[list[Generated], int] | None]
     ) -> Mapping[int, Turn | None]:
         """Returns each block's next turn; None where its episodes are over."""
         for block, answer in answers.items():
             turn = self._turns[block]
             if answer is not None and turn is not None:
-                groups, self._version = answer
-                self._episodes[block].take(turns_of(turn, groups))
+                rows, self._version = answer
+                self._episodes[block].take(dict(zip(turn.numbers, rows, strict=True)))
         following = {block: None if a is None else self._episodes[block].turn() for block, a in answers.items()}
         self._turns |= following
         return following
@@ -327,7 +287,7 @@ class EpisodeStage(HoldsNoMemory):
         made = {}
         for block in blocks:
             episodes = self._episodes.pop(block)
-            made[block] = episodes.completions(self._version)
+            made[block] = completions_of(episodes.finished(), self._config.rl.group_size, self._version)
             episodes.close()
         return Output(made, generation_report(made.values(), {}))
 

@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any, cast
 
-import torch
-
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EvalSetConfig, EvaluateAnswersConfig, MathConfig, RecoveryConfig
 from rlinf_embodied.config.checks import require
@@ -36,7 +34,6 @@ from rlinf_embodied.reasoning.batch import (
     GenerationReport,
     Sample,
     ScoredGroup,
-    Sequences,
     generation_report,
     in_order,
 )
@@ -162,12 +159,13 @@ class AnswerStage(LanguageStage):
         """Yields the groups of a block with their majorities; some of the greedy set with an answer to show."""
         verifier, size, first = self._verifiers[of.name], of.num_samples, block * of.per_block
         _, found = scored(verifier, self._reward, of.config.generation.max_new_tokens, block, made)
-        ended = torch.cat([group.ended for group in made.groups])[made.last_rows()].tolist()
+        ended, written = made.ended[made.last_rows()].tolist(), made.rows.completions()
         answers = [verifier.template.final_answer(t) if e else None for t, e in zip(made.texts, ended, strict=True)]
         for k, (group, problem) in enumerate(zip(found, made.problems, strict=True)):
             shown = None
             if of.name == GREEDY and first + k < self._config.eval.num_shown:
-                text = "\n".join(map(self._shared.policy.decode, Sequences.of([made.groups[k]]).completions))
+                rows = [row for row, sample in zip(written, made.samples, strict=True) if sample // size == k]
+                text = "\n".join(map(self._shared.policy.decode, rows))
                 shown = Sample(problem.question, problem.answer, text, group.correct[0])
             right = majority_is_right(answers[k * size : (k + 1) * size], group.correct)
             yield replace(group, majority=right, shown=shown)

@@ -6,7 +6,7 @@ An iteration is some optimizer steps on direct answers and chains of thought, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,12 @@ from rlinf_embodied.data.prompt_templates import PromptTemplate, template_text
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.device import computing
 from rlinf_embodied.execution.profiler import ShowProgress
+from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.update import fit
 from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.actor_stage import LanguageLearner
-from rlinf_embodied.reasoning.batch import Sequences, all_log_probs, dynamic_batches
+from rlinf_embodied.reasoning.batch import all_log_probs, dynamic_batches
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.tool_calls import Tool, tool_of
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -98,6 +99,14 @@ def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
     return common.cache_folder(config.warm_start.cache_dir, name, key, ("torch", "transformers"))
 
 
+Example = tuple[list[int], list[int], list[bool]]  # prompt; completion, and which of its tokens a tool gives
+
+
+def token_batch(examples: Sequence[Example]) -> TokenBatch:
+    """Returns examples as the rows of a batch."""
+    return TokenBatch.of(*zip(*examples, strict=True))
+
+
 class FineTuningStage(LanguageLearner):
     """Fits the language model to examples."""
 
@@ -108,7 +117,7 @@ class FineTuningStage(LanguageLearner):
         self._examples = {block: self._drawn(Split.train, block, settings.num_examples) for block in context.blocks}
         self._held_out = {block: self._drawn(Split.test, block, settings.num_held_out) for block in context.blocks}
 
-    def _drawn(self, split: Split, block: int, number: int) -> Sequences:
+    def _drawn(self, split: Split, block: int, number: int) -> list[Example]:
         """Returns the examples of a block, of `number` in all; whether one shows its steps is keyed by its number.
 
         Those of more than algorithm.tokens_per_microbatch are left out.
@@ -131,25 +140,22 @@ class FineTuningStage(LanguageLearner):
         numbers, template = np.arange(block * size, (block + 1) * size), PromptTemplate.of(config.data)
         drawn = uniform(config.run.seed, "worked" if trains else "worked/held out", numbers).tolist()
         called, tool = share + settings.tool_share, tool_of(config.tool)
-        prompts, rows, given = [], [], []
+        most, found = settings.tokens_per_microbatch, list[Example]()
         for problem, number in zip(problems, drawn, strict=True):
             text = template.completion(problem, number < called)
             parts = [(text, False)] if tool is None or not share <= number < called else with_calls(tool, problem, text)
             chat, row, mask = policy.codec.chat(template.prompt(problem), problem.history), list[int](), list[bool]()
-            prompts.append(tuple(policy.codec.encode_chat(chat)))
+            prompt = policy.codec.encode_chat(chat)
             for part, said in parts:
                 tokens = (
-                    policy.codec.encode_next_turn([*prompts[-1], *row], [*chat, {"role": "tool", "content": part}])
+                    policy.codec.encode_next_turn([*prompt, *row], [*chat, {"role": "tool", "content": part}])
                     if said
                     else policy.encode_completion(part)
                 )
                 chat = [*chat, {"role": "tool" if said else "assistant", "content": part}]
                 row, mask = [*row, *(tokens or [])], [*mask, *[said] * len(tokens or [])]
-            rows.append(tuple(row))
-            given.append(tuple(mask))
-        every = Sequences(tuple(prompts), tuple(rows), tuple(given) if settings.tool_share else None)
-        most = settings.tokens_per_microbatch
-        found = every.select([row for row, length in enumerate(every.lengths()) if length <= most])
+            if len(prompt) + len(row) <= most:
+                found.append((prompt, row, mask))
         rule = f"each of {NUM_BLOCKS} blocks gives half of it, and one has {len(found)} examples of up to {most} tokens"
         enough = len(found) >= settings.batch_size // NUM_BLOCKS or not trains
         require(enough, f"{settings.section}.batch_size", settings.batch_size, rule, "use a smaller one")
@@ -183,14 +189,13 @@ class FineTuningStage(LanguageLearner):
         return torch.from_numpy(order[place * part : (place + 1) * part])
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
-        chosen = self._examples[block].select(index.tolist())
-        budget = self._settings.tokens_per_microbatch
-        packed = self._policy.packs
-        parts = dynamic_batches(chosen.lengths(), budget, packed) if packed else _parts(chosen.lengths(), budget)
-        return [Pass(float(chosen.num_tokens(rows)), partial(self._loss, chosen, rows)) for rows in parts]
+        chosen = token_batch([self._examples[block][row] for row in index.tolist()])
+        lengths, sampled, budget = chosen.lengths.tolist(), chosen.mask, self._settings.tokens_per_microbatch
+        parts = dynamic_batches(lengths, budget, packed=True) if self._policy.packs else _parts(lengths, budget)
+        return [Pass(float(sampled[rows].sum()), partial(self._loss, chosen, rows)) for rows in parts]
 
-    def _loss(self, chosen: Sequences, rows: list[int]) -> LossSums:
-        batch = chosen.batch(rows, self._policy.spec.pad_id).to(self.device)
+    def _loss(self, chosen: TokenBatch, rows: list[int]) -> LossSums:
+        batch = chosen.select(rows).to(self.device)
         with computing(self._settings.precision, self.device):
             found = self._policy.log_probs(batch, 1.0, with_entropy=False)
         loss = -found.log_probs.sum()
@@ -199,9 +204,12 @@ class FineTuningStage(LanguageLearner):
     def _held_out_loss(self) -> dict[str, float]:
         """Returns the loss of examples that nothing is learned from, by the weights that other stages read."""
         sums, most = dict[int, Tensor](), self._settings.tokens_per_microbatch
-        for block, rows in self._held_out.items():
-            found = all_log_probs(self.shared.policy, rows, 1.0, most).sum() if len(rows) else 0.0
-            sums[block] = torch.tensor([-float(found), rows.num_tokens(range(len(rows)))])
+        for block, examples in self._held_out.items():
+            sums[block] = torch.zeros(2)
+            if examples:
+                rows = token_batch(examples)
+                found = all_log_probs(self.shared.policy, rows, 1.0, most).sum()
+                sums[block] = torch.tensor([-float(found), float(rows.mask.sum())])
         loss, tokens = torch.stack(list(self._reducer.gather_blocks(sums).values())).sum(0).tolist()
         return {"losses/held_out_loss": loss / tokens} if tokens else {}
 

@@ -1,46 +1,40 @@
 """Stages that hold the language model: generation, and log-probs of finished completions.
 
-Generation decodes the blocks of a batch at once, and hands each on when its groups have ended:
+Generation decodes the blocks of a batch at once, and hands each on when its episodes have ended:
 
-    set     blocks 0 1 2 3 of one worker: requests to an engine, whose groups come in the order of their prompts
-    call    for some blocks, ascending: decodes until their groups are there, and no further; the next call continues
-            where this one stopped, so that a stage downstream has work while long completions are decoded
+    set     blocks 0 1 2 3 of one worker, whose prompts the engine gets together
+    call    for some blocks, ascending: decodes until these are there, and no further; the next call continues where
+            this one stopped, so that a stage downstream has work while long completions are decoded
 
-On a CPU the block numbers alone determine which rows decode together, never the plan.  On accelerators the sets
-of a call decode together, so that no slot waits for the end of a set.  With episodes.free all sets do, and the stage
-runs whole episodes (free_running.py).
+On a CPU the block numbers alone determine which rows decode together, never the plan.  On accelerators, and with
+episodes.free, the sets of a call decode together, so that no slot waits for the end of a set.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import islice
 from typing import cast
 
 import torch
 
 from rlinf_embodied.config import Precision
-from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
 from rlinf_embodied.reasoning.batch import (
     Completions,
-    EngineLoad,
     GenerationBlock,
-    Group,
     LogProbs,
     PromptSet,
-    Sequences,
     Turn,
     all_log_probs,
     generation_report,
 )
-from rlinf_embodied.reasoning.engine import engine_of, generate, update
-from rlinf_embodied.reasoning.free_running import FreeRunning
+from rlinf_embodied.reasoning.engine import Generated, engine_of, generate, update
+from rlinf_embodied.reasoning.episode_runner import EpisodeRunner
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
@@ -64,14 +58,6 @@ class LanguageStage(WeightsUser[LanguagePolicy]):
         self._shared.enter(self._user)
         self._device = context.device
 
-    def _completions(self, problems: Sequence[Problem], groups: Iterator[Group]) -> Completions:
-        """Returns the next groups, one for each problem, with their texts."""
-        found = tuple(islice(groups, len(problems)))
-        assert len(found) == len(problems), "blocks of a set are asked for once, in ascending order"
-        rows = Sequences.of(found).completions
-        texts = tuple(self._shared.policy.decode(row) for row in rows)
-        return Completions(tuple(problems), found, texts, self._shared.version)
-
 
 class GenerationStage(LanguageStage):
     """Samples completions with keyed noise."""
@@ -80,7 +66,6 @@ class GenerationStage(LanguageStage):
 
     def __init__(self, made: StageConfig) -> None:
         super().__init__(made)
-        self._under_way: tuple[tuple[int, ...], dict[int, Iterator[Group]]] = (), {}  # key, by the set's first block
         if made.config.generation.precision is Precision.bfloat16:
             self._made = replace(made, share="generation")
 
@@ -91,89 +76,53 @@ class GenerationStage(LanguageStage):
             for parameter in self._shared.policy.module.parameters():  # buffers, as of rotary embeddings, stay exact
                 parameter.data = parameter.data.to(torch.bfloat16)
         self._engine = engine_of(self._config, self._shared.policy, self._shared.version)
-        self._load, free = EngineLoad(), self._config.episodes.free
-        settings = self._config, self._shared.policy.codec, self._engine, self._load
-        self._free = FreeRunning(*settings) if free else None
+        self._runner: EpisodeRunner | None = None  # of episodes that are no loop of stages
+        if not self._config.has_loop:
+            self._runner = EpisodeRunner(self._config, self._shared.policy.codec, self._engine)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Completions of each block."""
-        if self._free is not None:
-            return self._run_free(self._free, step_context, inputs)
-        key = (step_context.iteration, step_context.attempt, step_context.round)
-        if self._under_way[0] != key:
-            self._under_way = key, {}
-            self._engine.abort()
-        start, made, finish_s = time.perf_counter(), {}, {}
+        assert self._runner is not None
+        start, runner, free = time.perf_counter(), self._runner, self._config.episodes.free
+        made, finish_s = dict[int, Completions](), dict[int, float]()
         asked = {block: cast("list[PromptSet]", inputs[block])[0] for block in sorted(inputs)}
-        for block, prompts in asked.items():
-            decoding, first = self._under_way[1], block - prompts.index
-            if first not in decoding:
-                decoding |= self._begun(step_context, first, asked)
-            made[block] = self._completions([problem for problem, _ in prompts.blocks[prompts.index]], decoding[first])
-            if prompts.index == len(prompts.blocks) - 1:
-                del decoding[first]  # the last one frees its memory
-            finish_s[block] = time.perf_counter() - start
-        return Output(made, generation_report(made.values(), finish_s, self._load.take()))
-
-    def _begun(
-        self, step_context: StepContext, first: int, asked: Mapping[int, PromptSet]
-    ) -> dict[int, Iterator[Group]]:
-        """Begins to decode a set, on accelerators with all sets that this call asks for from there on.
-
-        On a CPU the rows that decode together may not depend on the plan: their number changes the last bits.
-        """
-        sets = {block - prompts.index: prompts for block, prompts in asked.items() if block - prompts.index >= first}
-        if self._device == "cpu":
-            sets = {first: sets[first]}
-        prompts = tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block)
-        turn = Turn(prompts, self._config.rl.group_size)
-        return dict.fromkeys(sets, self._generated(step_context, turn))
-
-    def _generated(self, step_context: StepContext, turn: Turn) -> Iterator[Group]:
-        sampling, seed = self._config.generation, self._config.run.seed
-        block = GenerationBlock(turn.prompts, turn.group_size, sampling, seed, step_context.iteration)
         update(self._engine, self._shared.version, self._shared.policy)
-        return generate(self._engine, block, self._load)
-
-    def _run_free(self, free: FreeRunning, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        start, made, finish_s = time.perf_counter(), dict[int, Completions](), {}
-        begun, key = self._under_way[0], (step_context.iteration, step_context.attempt)
-        self._under_way = key, {}
-        if begun[1:] != key[1:]:  # of an attempt that was given up
-            free.clear()
-        update(self._engine, self._shared.version, self._shared.policy)
-        asked = {block: cast("list[PromptSet]", inputs[block])[0] for block in sorted(inputs)}
-        for block, prompts in asked.items():
-            for k, part in enumerate(prompts.blocks):
-                free.begin(block - prompts.index + k, part, step_context.iteration)
-        if begun != key:
-            free.renew(step_context.iteration)
+        runner.enter(step_context.attempt, step_context.iteration, step_context.round)
         self._engine.resume()
-        for block in asked:
-            while (found := free.take(block)) is None:
-                free.advance()
+        for block, prompts in asked.items() if free or self._device != "cpu" else ():
+            runner.begin(block - prompts.index, prompts.blocks)
+        for block, prompts in asked.items():
+            runner.begin(block - prompts.index, prompts.blocks)
+            while (found := runner.take(block)) is None:
+                runner.advance()
             made[block], finish_s[block] = found, time.perf_counter() - start
-        self._engine.pause()
-        return Output(made, generation_report(made.values(), finish_s, self._load.take()))
+        if free:
+            self._engine.pause()
+        return Output(made, generation_report(made.values(), finish_s, runner.load.take()))
 
     # ----------------------------------------------------------------------------------- in a loop with EpisodeStage
     def step(
         self, step_context: StepContext, turns: Mapping[int, Turn | None]
-    ) -> Mapping[int, tuple[tuple[Group, ...], int] | None]:
+    ) -> Mapping[int, tuple[list[Generated], int] | None]:
         """Returns what the model writes in a turn of each block, and the version of its weights.
 
         A block's rows decode together and with no others, so that the plan has no influence.
         """
-        made = lambda turn: (tuple(self._generated(step_context, turn)), self._engine.version)  # noqa: E731
-        return {block: None if turn is None else made(turn) for block, turn in turns.items()}
+        update(self._engine, self._shared.version, self._shared.policy)
+        return {block: None if turn is None else self._written(step_context, turn) for block, turn in turns.items()}
+
+    def _written(self, step_context: StepContext, turn: Turn) -> tuple[list[Generated], int]:
+        sampling, seed = self._config.generation, self._config.run.seed
+        requests = GenerationBlock(turn.prompts, turn.group_size, sampling, seed, step_context.iteration)
+        return generate(self._engine, requests), self._engine.version
 
     def close(self, step_context: StepContext, last: Mapping[int, object]) -> Output:
         """Returns nothing: the other side has the episodes."""
         return Output(dict.fromkeys(last))
 
     def leave(self) -> None:
-        if self._free is not None:
-            self._free.close()
+        if self._runner is not None:
+            self._runner.close()
         self._engine.close()
 
 
@@ -200,6 +149,6 @@ class LogProbStage(LanguageStage):
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
             as_it_was = policy.without_adapters() if self._made.without_adapters else nullcontext()
             with computing(algorithm.precision, self._device), as_it_was:
-                found = all_log_probs(policy, Sequences.of(completions.groups), *settings)
+                found = all_log_probs(policy, completions.rows, *settings)
             made[block] = LogProbs(found, version)
         return Output(made)

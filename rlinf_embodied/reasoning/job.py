@@ -180,10 +180,10 @@ class ReasoningJob:
             progress.global_step += int(metrics["losses/tokens"])
             return result, metrics
         used, per_round = progress.counts.get(_PROBLEMS, 0), self.config.rl.prompts_per_iteration
-        end, counts = self.config.run.num_iterations, progress.counts
+        counts = progress.counts
         pools = {key.removeprefix(_POOLS): bool(n) for key, n in counts.items() if key.startswith(_POOLS)}
         start = time.perf_counter()
-        result, metrics = run_iteration(executor, progress.iteration, Position(used, pools), per_round, end)
+        result, metrics = run_iteration(executor, self.config, progress.iteration, Position(used, pools))
         seconds = (time.perf_counter() - start) * len(executor.plan.devices())
         metrics["charts/tokens_per_s_per_device"] = metrics["rollout/tokens"] / seconds
         busy = stage_seconds(result.spans).get("time/actor_s", 0.0) * len(executor.workers("actor"))

@@ -5,14 +5,14 @@ The loss comes in microbatches, as sums: blocks and microbatches add up exactly.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
 from rlinf_embodied.algorithms.losses import (
@@ -27,7 +27,7 @@ from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.update import POLICY_STATISTICS
-from rlinf_embodied.reasoning.batch import Completions, LogProbs, Rewards, Sequences
+from rlinf_embodied.reasoning.batch import Completions, LogProbs, Rewards, dynamic_batches
 from rlinf_embodied.telemetry.boards import Histogram
 
 # summed in addition to the loss, over all sampled tokens
@@ -52,7 +52,7 @@ class Round:
 class TrainingRows:
     """B completions, those that are trained on first; tables are float32 [B, R], anything behind a row's length."""
 
-    sequences: Sequences
+    sequences: TokenBatch
     rollout_log_probs: Tensor  # as generation recorded them
     advantages: Tensor
     old_log_probs: Tensor | None
@@ -63,25 +63,17 @@ class TrainingRows:
     def __len__(self) -> int:
         return len(self.sequences)
 
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any]) -> TrainingRows:
+        """Returns the rows of which `asdict` gave these fields."""
+        return cls(**{**fields, "sequences": TokenBatch(**fields["sequences"])})
+
     def select(self, rows: Sequence[int], num_trained: int, num_groups: int) -> TrainingRows:
         """Returns these rows, in this order, of which the first `num_trained` are trained on."""
         chosen = lambda table: None if table is None else table[list(rows)]  # noqa: E731
         tables = {name: chosen(getattr(self, name)) for name in _TABLES}
         sequences = self.sequences.select(rows)
-        return replace(self, sequences=sequences, num_trained=num_trained, num_groups=num_groups, **tables)
-
-    def plain(self) -> dict[str, Any]:
-        """Returns the fields, in which nothing is a class of this project; `of_plain` takes them."""
-        fields = {name: getattr(self, name) for name in (*_TABLES, "num_trained", "num_groups")}
-        return fields | {"sequences": (self.sequences.prompts, self.sequences.completions, self.sequences.given)}
-
-    @classmethod
-    def of_plain(cls, fields: Mapping[str, Any]) -> TrainingRows:
-        return cls(**{**fields, "sequences": Sequences(*fields["sequences"])})
-
-    def to(self, device: str) -> TrainingRows:
-        tables = {name: table for name in _TABLES if (table := getattr(self, name)) is not None}
-        return replace(self, **{name: table.to(device) for name, table in tables.items()})
+        return TrainingRows(sequences=sequences, num_trained=num_trained, num_groups=num_groups, **tables)
 
 
 def training_rows(
@@ -94,14 +86,15 @@ def training_rows(
     """
     every = _every_row(rounds, algorithm)
     drops = kept is None and algorithm.name is not ReasoningName.ppo and algorithm.drop_zero_variance_groups
-    places, start = {}, 0  # of the rows that may be trained on, by round and group
+    places, start = dict[tuple[int, int], list[int]](), 0  # of rows that may be trained on, by round and group
     for number, one in enumerate(rounds):
-        spread = nonzero_variance_groups(one.reward.raw)
-        for k, group in enumerate(one.generation.groups):
-            if spread[k] or not drops:
-                whole = group.ended.tolist() if algorithm.mask_truncated else [True] * len(group.lengths)
-                places[number, k] = [start + row for row, counts in enumerate(whole) if counts]
-            start += len(group.lengths)
+        made, spread = one.generation, nonzero_variance_groups(one.reward.raw).tolist()
+        places |= {(number, k): [] for k, differs in enumerate(spread) if differs or not drops}
+        for row, (sample, ended) in enumerate(zip(made.samples, made.ended.tolist(), strict=True), start):
+            key = number, sample // made.group_size
+            if key in places and (ended or not algorithm.mask_truncated):
+                places[key].append(row)
+        start += len(made.samples)
     chosen = [places[key] for key in (places if kept is None else sorted(kept, key=lambda key: key[0]))]
     trained = [row for group in chosen for row in group]
     watched = sorted(set(range(len(every))) - set(trained))
@@ -112,11 +105,11 @@ def training_rows(
 
 def _every_row(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig) -> TrainingRows:
     """Returns the completions of all rounds, in order."""
-    groups = [group for one in rounds for group in one.generation.groups]
-    sequences = Sequences.of(groups)
-    width = max(map(len, sequences.completions))
+    every = [one.generation for one in rounds]
+    sequences = _joined([made.rows for made in every])
+    width = sequences.mask.shape[1]
     # zeros are added, or columns cut off that no row needs
-    table = lambda parts: torch.cat([pad(part[:, :width], (0, max(0, width - part.shape[1]))) for part in parts])  # noqa: E731
+    table = lambda parts: pad_sequence([row[:width] for part in parts for row in part], batch_first=True)  # noqa: E731
 
     def of_stage(name: str) -> Tensor | None:
         found = [part.log_probs for one in rounds if (part := getattr(one, name)) is not None]
@@ -124,12 +117,23 @@ def _every_row(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig) -> 
 
     return TrainingRows(
         sequences=sequences,
-        rollout_log_probs=table([group.log_probs for group in groups]),
+        rollout_log_probs=table([made.log_probs for made in every]),
         advantages=table([_advantages(one, algorithm, width) for one in rounds]),
         old_log_probs=of_stage("old_log_probs"),
         reference=of_stage("reference"),
         num_trained=len(sequences),
-        num_groups=len(groups),
+        num_groups=sum(len(made.problems) for made in every),
+    )
+
+
+def _joined(parts: Sequence[TokenBatch]) -> TokenBatch:
+    table = lambda tables: pad_sequence([row for part in tables for row in part], batch_first=True)  # noqa: E731
+    given = [torch.zeros_like(part.mask) if part.given is None else part.given for part in parts]
+    return TokenBatch(
+        table(part.tokens for part in parts),
+        torch.cat([part.prompt_lengths for part in parts]),
+        torch.cat([part.lengths for part in parts]),
+        None if all(part.given is None for part in parts) else table(given),
     )
 
 
@@ -141,8 +145,7 @@ def _advantages(one: Round, algorithm: ReasoningAlgorithmConfig, width: int) -> 
         found = leave_one_out_advantages(one.reward.rewards)
     else:
         found = group_advantages(one.reward.rewards, scale_by_std=algorithm.scale_by_std)
-    samples = [group.samples or range(found.shape[1]) for group in one.generation.groups]
-    return torch.cat([found[k][list(of)] for k, of in enumerate(samples)])[:, None].expand(-1, width)
+    return found.flatten()[list(one.generation.samples)][:, None].expand(-1, width)
 
 
 # ---------------------------------------------------------------------------------------------------------------- loss
@@ -164,6 +167,7 @@ class Objective:
         them, each in the place of several.
         """
         every, moved = index.tolist(), (rows.advantages != 0).any(dim=1).tolist()
+        lengths = rows.sequences.lengths.tolist()
         algorithm = self.algorithm
         regularised = bool(algorithm.entropy_coef or algorithm.kl_coef) or algorithm.loss.regularizes
         trained = [row for row in every if row < rows.num_trained and (regularised or moved[row])]
@@ -172,7 +176,7 @@ class Objective:
         unread, made = self._weight(rows, sorted(set(others) - set(watched))), []
         for chosen, trains in ((trained, True), (watched, False)):
             share = 1.0 if trains else len(others) / max(1, len(watched))
-            for places in rows.sequences.split(chosen, algorithm.tokens_per_microbatch, self.policy.packs):
+            for places in dynamic_batches(lengths, algorithm.tokens_per_microbatch, self.policy.packs, chosen):
                 weight = self._weight(rows, places) + unread
                 made.append(Pass(weight, partial(self._sums, block, rows, places, device, weight, share), trains))
                 unread = 0.0  # the first pass counts it
@@ -182,7 +186,7 @@ class Objective:
         self, block: int, rows: TrainingRows, index: Sequence[int], device: str, weight: float, share: float
     ) -> LossSums:
         """Makes a pass; `share` is the number of rows that each of these stands for in the statistics."""
-        batch = rows.sequences.batch(index, self.policy.spec.pad_id).to(device)
+        batch = rows.sequences.select(index).to(device)
         algorithm, mask = self.algorithm, batch.mask
         width = mask.shape[1]
         cut = lambda table: table[list(index), :width].to(mask.device)  # noqa: E731
@@ -244,7 +248,7 @@ class Objective:
             return float(len(counted))
         if self.algorithm.loss_level is LossLevel.constant:
             return float(len(counted) * self.max_new_tokens)
-        return float(rows.sequences.num_tokens(counted))
+        return float(rows.sequences.mask[counted].sum())
 
 
 def zero_loss(policy: LanguagePolicy, device: str, precision: Precision = Precision.float32) -> Tensor:

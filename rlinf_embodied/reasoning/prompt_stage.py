@@ -42,7 +42,7 @@ class Prompts:
 
     def __init__(self, split: Split, data: DataConfig, seed: int, codec: PromptCodec, most: int, reason: str) -> None:
         """Opens the stream; prompts of more than `most` tokens are left out, for the `reason`."""
-        self._split, self._codec, self._most, self._reason = split, codec, most, reason
+        self.codec, self._split, self._most, self._reason = codec, split, most, reason
         self._seed, self._shares = seed, {True: data.solved_share, False: data.unsolved_share}
         self._source, self._template = problem_source(data, seed), PromptTemplate.of(data)
         size = None if split is Split.train else self._source.size(split)
@@ -90,8 +90,8 @@ class Prompts:
         return [self._fitting(position, problem, pools) for position, problem in drawn]
 
     def _asked(self, problem: Problem) -> Asked:
-        chat = self._codec.chat(self._template.prompt(problem), problem.history)
-        return problem, Prompt(problem.id, tuple(self._codec.encode_chat(chat)))
+        chat = self.codec.chat(self._template.prompt(problem), problem.history)
+        return problem, Prompt(problem.id, tuple(self.codec.encode_chat(chat)))
 
     def _fitting(self, position: int, problem: Problem, pools: Mapping[str, bool]) -> Asked:
         lengths, fitting = [], None
@@ -134,17 +134,17 @@ class PromptStage(HoldsNoMemory):
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the PromptSet of each block."""
-        per_round = self._num_blocks * self._config.prompts_per_block
-        position = cast(Position, step_context.message or Position())
-        start = position.used + step_context.round * per_round
-        size, count, made = self._config.blocks_per_batch, self._config.prompts_per_block, {}
+        size, made = self._config.blocks_per_batch, {}
         for first in sorted({block // size * size for block in inputs}):
             blocks = range(first, min(first + size, self._num_blocks))
-            asked = tuple(self._drawn(start + block * count, per_round, position) for block in blocks)
+            asked = tuple(self._drawn(step_context, block) for block in blocks)
             made |= {block: PromptSet(asked, block - first) for block in blocks if block in inputs}
         return Output(made)
 
-    def _drawn(self, start: int, per_round: int, position: Position) -> tuple[Asked, ...]:
-        own = self._prompts.batch(start, self._config.prompts_per_block, position.pools)
-        carried = self._config.carried_per_block
+    def _drawn(self, step_context: StepContext, block: int) -> tuple[Asked, ...]:
+        position, config = cast(Position, step_context.message or Position()), self._config
+        count, carried = config.prompts_per_block, config.carried_per_block
+        per_round = self._num_blocks * count
+        start = position.used + step_context.round * per_round + block * count
+        own = self._prompts.batch(start, count, position.pools)
         return (*own, *(self._prompts.batch(start + per_round, carried, position.pools) if carried else ()))

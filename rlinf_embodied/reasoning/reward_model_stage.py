@@ -12,7 +12,7 @@ from torch import Tensor
 from rlinf_embodied.interfaces.language import RewardModel
 from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
 from rlinf_embodied.plug_ins import load_target
-from rlinf_embodied.reasoning.batch import Completions, Sequences, dynamic_batches
+from rlinf_embodied.reasoning.batch import Completions, dynamic_batches
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.telemetry.progress import report_progress
@@ -39,13 +39,11 @@ class RewardModelStage(WeightsUser[RewardModel]):
 
     def _scores(self, completions: Completions) -> Tensor:
         model, budget = self._shared.policy, self._config.algorithm.tokens_per_microbatch
-        rows = Sequences.of(completions.groups).select(completions.last_rows())
-        scores = torch.zeros(len(rows))
-        # transformers finds the end of a row by its padding, without which it reads one row at a time
-        batches = (
-            [[row] for row in range(len(rows))] if model.pad_id is None else dynamic_batches(rows.lengths(), budget)
-        )
+        rows = completions.rows.select(completions.last_rows())
+        scores, batches = torch.zeros(len(rows)), [[row] for row in range(len(rows))]
+        if model.pad_id is not None:  # transformers finds the end of a row by its padding
+            batches = dynamic_batches(rows.lengths.tolist(), budget)
         for part in batches:
-            scores[part] = model.scores(rows.batch(part, model.pad_id or 0).to(self._device)).cpu()
+            scores[part] = model.scores(rows.select(part).to(self._device)).cpu()
             report_progress()
         return scores

@@ -140,17 +140,15 @@ def scored(
 
     The `scores` [K x G] of a reward model take the place of what right answers earn; which are right stays the same.
     """
-    shape = (len(completions.groups), -1)
-    size = len(completions.texts) // shape[0]
-    problems = [problem for problem in completions.problems for _ in range(size)]
-    last = completions.last_rows()
-    ended = torch.cat([group.ended for group in completions.groups])[last].cpu().numpy()
+    shape, last = (len(completions.problems), -1), completions.last_rows()
+    problems = [problem for problem in completions.problems for _ in range(completions.group_size)]
+    ended = completions.ended[last].cpu().numpy()
     verified = verifier.verify(completions.texts, problems, ended, completions.earned)
     rewards, raw = torch.from_numpy(verified.rewards), torch.from_numpy(verified.raw).reshape(shape)
     if scores is not None:
         rewards, raw = scores + reward.format_reward * torch.from_numpy(verified.formatted), scores.reshape(shape)
     if reward.overlong_tokens:
-        lengths = torch.cat([group.lengths for group in completions.groups])[last].cpu()
+        lengths = (completions.rows.lengths - completions.rows.prompt_lengths)[last].cpu()
         margin = reward.overlong_tokens  # soft punishment of DAPO, arXiv 2503.14476, eq. 13: linear in them
         rewards = rewards - ((lengths - (longest - margin)).clamp(min=0, max=margin) / margin) * reward.overlong_penalty
     rewards, correct = rewards.reshape(shape), verified.correct.reshape(shape).tolist()

@@ -15,7 +15,7 @@ from rlinf_embodied.reasoning.helper_process import HelperProcess
 from rlinf_embodied.telemetry.progress import report_progress
 
 
-class MathVerifier:
+class MathVerifier(HelperProcess):
     """Compares pairs of answers; its process starts with the first question and stays.  One caller at a time."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -23,7 +23,7 @@ class MathVerifier:
         # what a model wrote goes through a computer algebra system there: the owner's tokens and passwords stay here
         environment = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONHASHSEED": "0"}
         arguments = ("-m", "rlinf_embodied.reasoning.verifier_worker", str(timeout_s))
-        self._process = HelperProcess("verifier", arguments, environment)
+        super().__init__("verifier", arguments, environment)
 
     def equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Returns, for each (answer, reference) in order, whether math-verify takes them for the same.
@@ -33,10 +33,6 @@ class MathVerifier:
         """
         results = []
         for pair in pairs:
-            results.append(self._process.ask(json.dumps(pair).encode() + b"\n") == b"1\n")
+            results.append(self.ask(json.dumps(pair).encode() + b"\n") == b"1\n")
             report_progress()
         return results
-
-    def close(self) -> None:
-        """Ends the process; the next question starts another one."""
-        self._process.close()

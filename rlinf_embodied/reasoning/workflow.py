@@ -84,20 +84,20 @@ class DynamicSamplingFilter:
 
 
 def run_iteration(
-    executor: Executor, iteration: int, start: Position, per_round: int, end: int | None = None
+    executor: Executor, config: MathConfig, iteration: int, start: Position
 ) -> tuple[IterationResult, dict[str, float]]:
     """Runs one iteration and returns what came back, and its metrics by name.
 
     An iteration is a function of a snapshot: weights, optimizers, counters, and `start`, its position among the
-    problems; a round takes `per_round` further ones.  No iteration from number `end` on is begun.
+    problems.
     """
     num_rounds = lambda result: max(executor.workflow.rounds(result.reports).values(), default=1)  # noqa: E731
 
     def following(context: StepContext, result: IterationResult) -> StepContext:
-        used = cast(Position, context.message).used + num_rounds(result) * per_round
+        used = cast(Position, context.message).used + num_rounds(result) * config.rl.prompts_per_iteration
         return replace(context, iteration=context.iteration + 1, message=Position(used))
 
-    result = executor.run(StepContext(iteration, message=start), Follow(following, end))
+    result = executor.run(StepContext(iteration, message=start), Follow(following, config.run.num_iterations))
     source = "episodes" if "episodes" in executor.workflow.stages else "generation"
     generated, groups = result.all_of(source, GenerationReport), in_order(result.all_of("reward", list))
     completions, lengths = sum(r.completions for r in generated), [n for r in generated for n in r.lengths]
@@ -114,7 +114,7 @@ def run_iteration(
         "rollout/rounds": float(num_rounds(result)),
     }
     metrics |= {f"charts/length_p{q}": float(np.percentile(lengths, q)) for q in (50, 90, 99)}
-    turns, stale = sum(report.turns for report in generated), [r.stale for r in generated if r.stale is not None]
+    turns = sum(report.turns for report in generated)
     if source == "episodes" or turns > completions:
         metrics["rollout/turns"] = turns / completions
     loads = [r.load for r in generated if r.load is not None and r.load.rows]
@@ -124,8 +124,8 @@ def run_iteration(
         )
         metrics |= {"charts/rows_waiting": waiting_s / seconds, "charts/queue_s": waiting_s / rows}
         metrics["charts/tail_share"] = tail_s / seconds
-    if stale:
-        metrics["rollout/stale_tokens"] = sum(stale) / sum(lengths)
+    if config.episodes.carried:
+        metrics["rollout/stale_tokens"] = sum(report.stale for report in generated) / sum(lengths)
     for name in groups[0].named:
         metrics[f"reward/{name}"] = sum(group.named[name] for group in groups) / completions
     if any(edge.changes for edge in executor.workflow.weight_edges):

@@ -157,7 +157,7 @@ class RaySession:
                 stored[id(call.argument)] = ray.put(tensor_wire.pack(call.argument))
             sent, made = to_wire(call, self.attempt), call.num_results + 1
             if call.relay:  # the references are handed on, so that it begins when the first of them is there
-                peers = {part.worker: self._actors[part.worker] for shard in call.relay for part in shard}
+                peers = {opener: self._actors[opener] for shard in call.relay for opener in shard}
                 refs = self._method(worker, "relay", made)(sent, peers, list(payloads))
             else:
                 refs = self._method(worker, "invoke", made)(sent, stored.get(id(call.argument)), *payloads)

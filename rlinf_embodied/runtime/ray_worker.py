@@ -23,7 +23,7 @@ from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.health import GROUP, translated
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.ray_cluster import place, worker_variables
-from rlinf_embodied.runtime.relay import Part, Ref
+from rlinf_embodied.runtime.relay import Ref
 from rlinf_embodied.runtime.stage_group import Key, Mailbox, MailGroup
 from rlinf_embodied.runtime.worker_state import Status, WorkerState
 from rlinf_embodied.workflow.graph import StageSpec
@@ -185,14 +185,14 @@ def to_wire(call: Call, attempt: int) -> Wire:
         "blocks": list(call.blocks),
         "keep": list(call.keep),
         "argument": None,
-        "relay": [[[part.worker, list(part.blocks)] for part in shard] for shard in call.relay],
+        "relay": [[[worker, list(own)] for worker, own in shard.items()] for shard in call.relay],
     }
 
 
 def from_wire(wire: Wire, argument: object = None) -> Call:
     """Returns the call of `to_wire`, with its argument."""
     at, blocks, keep = StepContext(*wire["step_context"]), tuple(wire["blocks"]), frozenset(wire["keep"])
-    shards = tuple(tuple(Part(worker, tuple(own)) for worker, own in shard) for shard in wire["relay"])
+    shards = tuple({worker: tuple(own) for worker, own in shard} for shard in wire["relay"])
     return Call(**wire | {"step_context": at, "blocks": blocks, "keep": keep, "argument": argument, "relay": shards})
 
 

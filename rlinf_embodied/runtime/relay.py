@@ -11,8 +11,9 @@ given up, the answerer's worker stops waiting, and openers refuse what is left.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -20,17 +21,7 @@ if TYPE_CHECKING:
 
 Ref = object  # opaque to everyone but the session that made it
 Answer = Callable[["StepContext", dict[int, object]], Mapping[int, object]]  # to the opener's messages, by block
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """An opener's worker and its blocks of one shard."""
-
-    worker: int
-    blocks: tuple[int, ...]
-
-
-Shard = tuple[Part, ...]
+Shard = Mapping[int, tuple[int, ...]]  # blocks of one shard by their opener's worker
 
 
 class Peers(Protocol):
@@ -61,9 +52,9 @@ def shards_of(
     found = {}
     for hub in sorted(set(answerer)):
         mine = [worker for worker, (owner,) in sorted(answers.items()) if owner == hub]
-        own = [{w: tuple(b for b in sorted(shard) if opener[b] == w) for w in mine} for shard in shards]
-        cut = [tuple(Part(worker, blocks) for worker, blocks in parts.items() if blocks) for parts in own]
-        found[hub] = tuple(parts for parts in cut if parts)
+        cut = [{w: tuple(b for b in sorted(shard) if opener[b] == w) for w in mine} for shard in shards]
+        own = ({worker: blocks for worker, blocks in parts.items() if blocks} for parts in cut)
+        found[hub] = tuple(parts for parts in own if parts)
     return found
 
 
@@ -83,16 +74,16 @@ def run(call: Call, opened: Sequence[Ref], peers: Peers, answer: Answer) -> tupl
     for number in range(call.chunk_steps):
         step_context = replace(call.step_context, chunk_step=number)
         for shard in tuple(going):
-            blocks, workers = sorted(b for part in shard for b in part.blocks), [part.worker for part in shard]
+            blocks, workers = sorted(itertools.chain.from_iterable(shard.values())), list(shard)
             messages = dict(zip(blocks, peers.take([coming[block] for block in blocks], workers), strict=True))
             if all(message is None for message in messages.values()):
                 going.remove(shard)
                 continue
             answers = answer(step_context, messages)
-            for part in shard:
-                asked = replace(step, step_context=step_context, blocks=part.blocks)
-                refs = peers.ask(part.worker, asked, [answers[block] for block in part.blocks])
-                coming |= zip(part.blocks, refs, strict=False)
+            for worker, own in shard.items():
+                asked = replace(step, step_context=step_context, blocks=own)
+                refs = peers.ask(worker, asked, [answers[block] for block in own])
+                coming |= zip(own, refs, strict=False)
                 receipts.append(refs[-1])
-    openers = sorted({part.worker for shard in call.relay for part in shard})
+    openers = sorted({worker for shard in call.relay for worker in shard})
     return peers.take([coming[block] for block in call.blocks], openers), peers.take(receipts, openers)

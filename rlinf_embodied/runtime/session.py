@@ -133,7 +133,7 @@ class SerialSession:
             except BaseException as error:  # noqa: BLE001 - raised again below, in the driver's thread
                 errors.append(error)
                 for group in self._groups[call.stage]:
-                    group.abort()
+                    group.close()
 
         threads = [threading.Thread(target=member, args=(index,), daemon=True) for index in range(len(calls))]
         for thread in threads:

@@ -21,7 +21,7 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.profiler import ShowProgress, cached_path, fingerprint, measure, store_profile
 from rlinf_embodied.planning.calls import Simulation
-from rlinf_embodied.planning.check import check_staleness
+from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.drift import DriftWatch, replan
 from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, Ranking, rank, rows
 from rlinf_embodied.planning.notation import resolve, to_dict
@@ -124,10 +124,10 @@ class Planning:
         """Returns the plan that the config names; a plan that sets no staleness gets plan.max_staleness."""
         asked = self._config.plan
         plan = resolve(asked.name, asked.variants, cluster, self._workflow)
-        if plan.staleness or not asked.max_staleness:
-            return plan
-        check_staleness(plan.name, asked.max_staleness, self._workflow)
-        return replace(plan, staleness=asked.max_staleness)
+        if not plan.staleness and asked.max_staleness:
+            plan = replace(plan, staleness=asked.max_staleness)
+            check(plan, self._workflow)
+        return plan
 
     # ------------------------------------------------------------------------------------------------------- choose
     def choose(

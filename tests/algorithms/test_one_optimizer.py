@@ -83,13 +83,13 @@ def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_block
     """Returns the policy after full-batch epochs."""
     policy = ActorCritic(config.policy, spec, seed=1)
     reducer = Reducer(SoloGroup(), (0,) * num_blocks)
-    learners = replicated(policy, config.algorithm, reducer)
-    assert set(learners.by_name) == {POLICY}
+    learners, joint = replicated(policy, config.algorithm, reducer)
+    assert set(learners) == {POLICY}
     size, whole = ROWS // num_blocks, samples(batch)
-    objective = Objective(config.algorithm, 1.0, learners.evaluate, policy.value, learners.joint)
+    objective = Objective(config.algorithm, 1.0, policy.evaluate, policy.value, joint)
     passes = lambda block, index: objective.policy_passes(whole, index)  # noqa: E731
     rows = {block: torch.arange(block * size, (block + 1) * size) for block in range(num_blocks)}
-    fit(learners.by_name[POLICY], [rows] * EPOCHS, passes)
+    fit(learners[POLICY], [rows] * EPOCHS, passes)
     return policy
 
 
@@ -161,11 +161,11 @@ def test_an_update_is_that_of_stable_baselines3(config, spec: EnvSpec, batch, nu
 def test_a_value_head_on_the_policys_trunk_has_its_own_rate_and_is_trained_alone_in_warm_up(config, batch) -> None:
     algorithm = replace(config.algorithm, one_optimizer=False, lr=1e-4, value_lr=3e-3)
     policy = ActorCritic(config.policy, SEEN, seed=1)
-    learners = replicated(policy, algorithm, Reducer(SoloGroup(), (0,)))
-    learner = learners.by_name[POLICY]
-    assert set(learners.by_name) == {POLICY}
-    assert learner.rates == {"policy": 1e-4, VALUE_GROUP: 3e-3}
-    objective = Objective(algorithm, 1.0, learners.evaluate, policy.value, learners.joint)
+    learners, joint = replicated(policy, algorithm, Reducer(SoloGroup(), (0,)))
+    learner = learners[POLICY]
+    assert set(learners) == {POLICY}
+    assert learner.rates == {"main": 1e-4, VALUE_GROUP: 3e-3}
+    objective = Objective(algorithm, 1.0, policy.evaluate, policy.value, joint)
     block, start = samples(batch), {name: p.detach().clone() for name, p in policy.module.named_parameters()}
     passes = lambda _, index: objective.value_passes(block, index)  # noqa: E731
     learner.step({0: torch.arange(ROWS)}, passes, only=(VALUE_GROUP,))

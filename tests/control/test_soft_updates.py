@@ -16,7 +16,6 @@ from policies.soft_actor import SoftActor
 from rlinf_embodied.algorithms.sac import SAC
 from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.randomness import normal
 from rlinf_embodied.runtime.host import StepContext
 from tests.observations import env_spec
@@ -136,8 +135,3 @@ def test_only_noise_depends_on_how_a_batch_is_dealt_to_blocks(monkeypatch) -> No
     monkeypatch.setattr(SAC, "_noise", lambda self, i, b, r: torch.zeros(UPDATES, 2, r.shape[1], 1, ACTION))
     metrics = [updates(config, number)[1].update(StepContext(0), batches(number)) for number in (1, 4)]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
-
-
-def test_a_policy_without_differentiable_actions_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"policy\._target_ is .*, but SAC climbs .* use policy=soft_actor"):
-        learning(SAC, SimpleNamespace(spec=SimpleNamespace(name="x")), small().algorithm)

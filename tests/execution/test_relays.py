@@ -16,7 +16,7 @@ from rlinf_embodied.planning.plan import Item, Place, Plan
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.ray_worker import from_wire, to_wire
-from rlinf_embodied.runtime.relay import Part, shards_of
+from rlinf_embodied.runtime.relay import shards_of
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
@@ -39,7 +39,7 @@ class Counting(ThreadSession):
 
 def test_an_answerers_worker_relays_for_the_openers_that_only_it_answers() -> None:
     parts = shards_of((0, 0, 1, 1), (2, 2, 2, 2), [EVEN, ODD])
-    assert parts == {2: ((Part(0, (0,)), Part(1, (2,))), (Part(0, (1,)), Part(1, (3,))))}
+    assert parts == {2: ({0: (0,), 1: (2,)}, {0: (1,), 1: (3,)})}
     assert set(shards_of((0, 0, 1, 1), (2, 2, 3, 3), [EVEN, ODD])) == {2, 3}
 
 
@@ -55,7 +55,7 @@ def test_where_no_worker_can_relay_the_driver_does(opener: tuple[int, ...], answ
 def test_a_call_arrives_as_it_was_sent() -> None:
     at = StepContext(3, 0, 1, 2, 4, 5, {"message": (1, 2)})
     call = Call(
-        *("p", "relay", at, (1, 3), 1, frozenset({3}), "e", 7, {"a": 1}, True, ((Part(0, (1,)),), (Part(2, (3,)),))),
+        *("p", "relay", at, (1, 3), 1, frozenset({3}), "e", 7, {"a": 1}, True, ({0: (1,)}, {2: (3,)})),
         counts_bytes=True,
     )
     sent = from_wire(to_wire(call, attempt=6), {"a": 1})

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from math_runs import tiny_math
 from model_folders import model_folder
 from runs import train
@@ -22,7 +23,7 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Prompt, Sequences, all_log_probs
+from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Prompt, all_log_probs
 from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
 from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.objective import Round, training_rows
@@ -105,35 +106,28 @@ def run(policy: CausalLM, agent: str, *overrides: str) -> tuple[MathConfig, Comp
 def test_rows_are_what_was_sampled_with_the_advantage_of_their_episode(policy) -> None:
     config, made = run(policy, "persistent")
     _, again = run(policy, "persistent")
-    sequences = Sequences.of(made.groups)
-    assert sequences == Sequences.of(again.groups)  # whichever agent came first
+    assert torch.equal(made.rows.tokens, again.rows.tokens)  # whichever agent came first
     assert made.earned == again.earned
-    assert len(sequences) > 8  # what an agent forgets begins a row
-    assert made.turns >= len(sequences)
-    found = all_log_probs(policy, sequences, 1.0, 4096)
-    row, samples = 0, []
-    for k, group in enumerate(made.groups):
-        for g, sample in enumerate(group.samples or range(4)):
-            length = int(group.lengths[g])
-            given = [False] * length if group.given is None else group.given[g, :length].tolist()
-            assert (found[row, :length] == 0).tolist() == given
-            assert (found[row, :length] - group.log_probs[g, :length]).abs().max() < 2e-5
-            samples.append((k, sample))
-            row += 1
+    assert len(made.rows) > 8  # what an agent forgets begins a row
+    assert made.turns >= len(made.rows)
+    found = all_log_probs(policy, made.rows, 1.0, 4096)
+    assert torch.equal(found != 0, made.rows.mask)
+    assert (found - made.log_probs).abs().max() < 2e-5
     with Verifier(PromptTemplate("compact"), config.reward) as verifier:
         rewards, _ = scored(verifier, config.reward, 30, 0, made)
     assert rewards.rewards.reshape(-1).tolist() == pytest.approx(list(made.earned))
     rows = training_rows([Round(made, rewards)], config.rl, None)
     expected = group_advantages(rewards.rewards, scale_by_std=config.rl.scale_by_std)
     assert rows.num_trained == len(rows)  # both groups differ
-    assert rows.advantages[:, 0].tolist() == [float(expected[k, g]) for k, g in samples]
+    assert torch.equal(rows.advantages[:, 0], expected.flatten()[list(made.samples)])
 
 
 def test_an_agent_that_asks_once_gives_a_completion_that_the_reward_judges(policy) -> None:
     _, made = run(policy, "answering")
     assert made.earned == (None,) * 8
-    assert all(group.samples is None and group.prompts is None and group.given is None for group in made.groups)
-    assert [policy.decode(row) for row in Sequences.of(made.groups).completions] == list(made.texts)
+    assert made.samples == tuple(range(8))
+    assert made.rows.given is None
+    assert [policy.decode(row) for row in made.rows.completions()] == list(made.texts)
 
 
 def test_a_request_that_cannot_be_answered_says_why(policy, monkeypatch, tmp_path) -> None:
@@ -145,7 +139,7 @@ def test_a_request_that_cannot_be_answered_says_why(policy, monkeypatch, tmp_pat
     assert "temperature is 0.2, but all tokens are sampled with generation.temperature=1.0" in lines[5]
     assert "max_tokens is 0" in lines[6]
     assert "is not served" in lines[7]
-    assert max(int(group.lengths.max()) for group in made.groups) == 3
+    assert max(map(len, made.rows.completions())) == 3
 
 
 def test_an_agent_that_hangs_or_fails_earns_nothing_and_one_that_always_fails_ends_the_run(policy, caplog) -> None:

@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 import torch
-from math_runs import PPO, tiny_math
+from math_runs import PPO, completions, tiny_math
 from runs import clone
 
 from policies.value_lm import ValueLM
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.reasoning.batch import Completions, Group, Prompt, Rewards
+from rlinf_embodied.reasoning.batch import Rewards
 from rlinf_embodied.reasoning.critic_stage import CriticStage
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -45,16 +45,10 @@ def constant(stage: CriticStage, value: float) -> None:
 
 
 def block(numbers: list[int]) -> list[object]:
-    groups, rewards = [], []
-    for i in numbers:
-        tokens, ended, reward = EPISODES[i]
-        table = torch.tensor([tokens])
-        zeros = torch.zeros(table.shape)
-        groups.append(Group(Prompt(i, (4, 2 + i)), table, torch.tensor([len(tokens)]), zeros, torch.tensor([ended])))
-        rewards.append([reward])
-    problems = tuple(Problem(i, "?", "1", None, "text", "own") for i in numbers)
-    found = torch.tensor(rewards)
-    return [Completions(problems, tuple(groups), ("",) * len(groups), 0), Rewards(found, found > 0)]
+    tokens, ended, rewards = zip(*(EPISODES[i] for i in numbers), strict=True)
+    problems = [Problem(i, "?", "1", None, "text", "own") for i in numbers]
+    found = torch.tensor(rewards)[:, None]
+    return [completions(problems, [(4, 2 + i) for i in numbers], tokens, ended=ended), Rewards(found, found > 0)]
 
 
 BLOCKS = {0: block([0, 1]), 1: block([2])}

@@ -103,7 +103,8 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
     def rows(self, step_context, block, payloads):
         made = rows_of(self, step_context, block, payloads)
         decode = self.shared.policy.decode
-        trained.extend((block, decode(prompt)) for prompt in made.sequences.prompts[: made.num_trained])
+        prompts = zip(made.sequences.tokens.tolist(), made.sequences.prompt_lengths.tolist(), strict=True)
+        trained.extend((block, decode(row[:n])) for row, n in list(prompts)[: made.num_trained])
         return made
 
     monkeypatch.setattr(PromptStage, "run", given)

@@ -18,6 +18,7 @@ from rlinf_embodied.config import Late, TinyLMConfig, ToolConfig
 from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.reasoning import engine as engine_module
 from rlinf_embodied.reasoning.batch import (
     Asked,
@@ -25,12 +26,11 @@ from rlinf_embodied.reasoning.batch import (
     EngineLoad,
     GenerationBlock,
     Prompt,
-    Sequences,
     all_log_probs,
 )
-from rlinf_embodied.reasoning.engine import Engine, Generated, generate, update
+from rlinf_embodied.reasoning.engine import Engine, Generated, generate, poll, update
+from rlinf_embodied.reasoning.episode_runner import EpisodeRunner
 from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
-from rlinf_embodied.reasoning.free_running import FreeRunning
 from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.tool_calls import Answers, ToolCalls
 from rlinf_embodied.telemetry.progress import report_progress
@@ -72,8 +72,11 @@ def tokens_of(rows: dict[int, Generated]) -> list[list[int]]:
 def test_the_load_is_that_of_a_queue_in_front_of_the_slots(policies, monkeypatch) -> None:
     clock = iter(range(1 << 20))
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))  # a poll takes 1 s
-    load, block = EngineLoad(), requests(policies[0])
-    lengths = [int(n) for group in generate(ExactEngine(policies[0]), block, load) for n in group.lengths]
+    load, engine, found = EngineLoad(), ExactEngine(policies[0]), dict[int, Generated]()
+    numbers = engine.submit(requests(policies[0]))
+    while len(found) < len(numbers):
+        found |= {row.row: row for row in poll(engine, load)}
+    lengths = [len(found[number].tokens) for number in numbers]
     slots, spans = [1] * SAMPLING.max_num_seqs, list[tuple[int, int]]()  # polls of a row's first and last token
     for length in lengths:  # in the order of the queue, each into the slot that is free first
         begun = min(slots)
@@ -92,9 +95,7 @@ def test_the_load_is_that_of_a_queue_in_front_of_the_slots(policies, monkeypatch
 def test_a_pause_other_requests_and_the_same_weights_again_change_no_token(policies, greedy) -> None:
     policy, _ = policies
     block = requests(policy, greedy=greedy)
-    alone = [
-        row for group in generate(ExactEngine(policy), block) for row in zip(group.tokens, group.lengths, strict=True)
-    ]
+    alone = generate(ExactEngine(policy), block)
     engine = ExactEngine(policy)
     found = {row.row: row for row in _begun(engine, block, steps=4)}
     engine.pause()
@@ -103,7 +104,7 @@ def test_a_pause_other_requests_and_the_same_weights_again_change_no_token(polic
     engine.resume()
     more = engine.submit(requests(policy, [Problem(77, "1+2+3+4+5+6=", "21", None, "sum", "x")], greedy=greedy))
     found |= ended(engine)
-    assert [found[number].tokens.tolist() for number in range(12)] == [row[:n].tolist() for row, n in alone]
+    assert [found[number].tokens.tolist() for number in range(12)] == [row.tokens.tolist() for row in alone]
     assert set(found) == {*range(12), *more}
     assert all(row.versions == ((0, len(row.tokens)),) for row in found.values())
 
@@ -131,9 +132,9 @@ def test_spans_say_which_weights_sampled_each_token(policies) -> None:
         assert at == len(row.tokens)
 
 
-def _sequences(policy: CausalLM, rows: dict[int, Generated]) -> Sequences:
+def _sequences(policy: CausalLM, rows: dict[int, Generated]) -> TokenBatch:
     prompts = [tuple(policy.encode(PROBLEMS[number // 2].question)) for number in sorted(rows)]
-    return Sequences(tuple(prompts), tuple(map(tuple, tokens_of(rows))))
+    return TokenBatch.of(prompts, tokens_of(rows))
 
 
 def test_an_aborted_row_continues_elsewhere_with_the_same_noise(policies) -> None:
@@ -224,7 +225,7 @@ def asked(policy: CausalLM, numbers: range) -> list[Asked]:
     return [(problem, Prompt(problem.id, tuple(policy.encode(problem.question)))) for problem in problems]
 
 
-def taken(free: FreeRunning, block: int) -> Completions:
+def taken(free: EpisodeRunner, block: int) -> Completions:
     while (found := free.take(block)) is None:
         free.advance()
     return found
@@ -236,40 +237,38 @@ def test_free_episodes_say_what_they_say_turn_by_turn(policies) -> None:
     problems = asked(policy, range(4))
     turns = episodes_of(problems, 2, config, policy.codec, ToolCalls.of(config.tool))
     expected = run_episodes(ExactEngine(policy), turns, GenerationBlock((), 2, config.generation, config.run.seed, 0))
-    free = FreeRunning(config, policy.codec, ExactEngine(policy))
-    free.begin(0, problems, 0)
+    free = EpisodeRunner(config, policy.codec, ExactEngine(policy))
+    free.begin(0, [problems])
     taken(free, 0)
-    free.begin(0, problems, 0)  # a profile runs an iteration again
-    free.begin(0, problems, 0)
+    free.begin(0, [problems])  # a profile runs an iteration again
+    free.begin(0, [problems])
     found = taken(free, 0)
     assert found.texts == expected.texts
     assert found.turns == expected.turns > 8
-    assert Sequences.of(found.groups) == Sequences.of(expected.groups)
+    assert found.rows.completions() == expected.rows.completions()
+    assert torch.equal(found.rows.mask, expected.rows.mask)
 
 
 @pytest.mark.parametrize("late", Late)
 def test_long_episodes_are_carried_over_and_none_is_lost(policies, late) -> None:
     config = free_config("episodes.carried=0.5", "episodes.max_behind=1", f"episodes.late={late}")
     engine = ExactEngine(policies[0])
-    free = FreeRunning(config, policies[0].codec, engine)
+    free = EpisodeRunner(config, policies[0].codec, engine)
     seen: list[int] = []
-    behind, renewed = 0, 0
+    behind = 0
     for iteration in range(4):  # 4 prompts of each, and 2 of the next one ahead
         update(engine, iteration, policies[iteration % 2])
-        free.begin(0, asked(policies[0], range(4 * iteration, 4 * iteration + 6)), iteration)
-        renewed += free.renew(iteration)
+        free.enter(0, iteration, 0)
+        free.begin(0, [asked(policies[0], range(4 * iteration, 4 * iteration + 6))])
         made = taken(free, 0)
         assert made.version == iteration
         seen += [problem.id for problem in made.problems]
-        for group in made.groups:
-            assert group.versions is not None
-            inside = torch.arange(group.versions.shape[1]) < group.lengths[:, None]
-            behind = max(behind, iteration - int(group.versions[inside].min()))
-            assert int(group.versions.max()) <= iteration
+        if made.versions is not None:
+            behind = max(behind, iteration - int(made.versions[made.rows.mask].min()))
+            assert int(made.versions.max()) <= iteration
     assert len(seen) == len(set(seen)) == 16
     assert set(seen) <= set(range(18))
     assert behind == 1
-    assert renewed == 0 or late is Late.drop
 
 
 def test_a_training_with_partial_rollouts(tmp_path) -> None:

@@ -22,10 +22,11 @@ from policies.text_codec import TextCodec
 from rlinf_embodied.compose.commands import compose_answers
 from rlinf_embodied.config import ClusterConfig, MathConfig, PlanConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, Sequences, all_log_probs
+from rlinf_embodied.interfaces.language import padded
+from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, all_log_probs
 from rlinf_embodied.reasoning.calculator import calculate
 from rlinf_embodied.reasoning.engine import generate
-from rlinf_embodied.reasoning.episodes import Episodes, episodes_of, run_episodes, turns_of
+from rlinf_embodied.reasoning.episodes import Episodes, completions_of, episodes_of, run_episodes
 from rlinf_embodied.reasoning.evaluation import evaluate_command
 from rlinf_embodied.reasoning.fine_tuning import with_calls
 from rlinf_embodied.reasoning.generation import ExactEngine
@@ -69,8 +70,8 @@ def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(pol
     turns = 0
     while (turn := episodes.turn()) is not None:
         turns += 1
-        groups = list(generate(ExactEngine(policy), replace(block, prompts=turn.prompts, group_size=turn.group_size)))
-        for prompt, group in zip(turn.prompts, groups, strict=True):
+        rows = generate(ExactEngine(policy), replace(block, prompts=turn.prompts, group_size=turn.group_size))
+        for k, prompt in enumerate(turn.prompts):
             problem, start = PROBLEMS[prompt.id], policy.encode(PROBLEMS[prompt.id].question)
             for g in range(turn.group_size):
                 key = prompt.id, prompt.sample + g
@@ -78,41 +79,36 @@ def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(pol
                 read = list(prompt.tokens[len(start) + len(row) :])
                 assert list(prompt.tokens) == [*start, *row, *read]  # what was said, and the tool's answer
                 assert not row or policy.decode(read) == echo(written[key], problem)
-                sampled = group.tokens[g, : group.lengths[g]].tolist()
+                sampled = rows[k * turn.group_size + g].tokens.tolist()
                 row += [*read, *sampled]
                 written[key] = policy.decode(sampled)
-        episodes.take(turns_of(turn, groups))
-    made = episodes.completions(0)
+        episodes.take(dict(zip(turn.numbers, rows, strict=True)))
+    made = completions_of(episodes.finished(), 3, 0)
     assert turns == 4
     assert made.turns > 12
-    sequences = Sequences.of(made.groups)
-    assert list(map(list, sequences.completions)) == [said[k, g] for k in range(4) for g in range(3)]
-    found = all_log_probs(policy, sequences, 1.0, 1024)
-    for row, (group, g) in enumerate((group, g) for group in made.groups for g in range(3)):
-        length = int(group.lengths[g])
-        torch.testing.assert_close(found[row, :length], group.log_probs[g, :length], atol=2e-5, rtol=0)
-        assert (found[row, :length] == 0).tolist() == group.given[g, :length].tolist()
-    assert sequences.num_tokens(range(12)) == int((found != 0).sum())
+    assert made.rows.completions() == [said[k, g] for k in range(4) for g in range(3)]
+    found = all_log_probs(policy, made.rows, 1.0, 1024)
+    torch.testing.assert_close(found, made.log_probs, atol=2e-5, rtol=0)
+    assert torch.equal(found != 0, made.rows.mask)
+    assert made.rows.given is not None
 
 
 def test_one_turn_is_a_completion(policy) -> None:
     episodes, block = some(policy, "tool.max_turns=1")
     made = run_episodes(ExactEngine(policy), episodes, block)
-    plain = list(generate(ExactEngine(policy), replace(block, prompts=tuple(prompt for _, prompt in asked(policy)))))
-    for group, other in zip(made.groups, plain, strict=True):
-        assert torch.equal(group.tokens, other.tokens)
-        assert torch.equal(group.log_probs, other.log_probs)
-        assert torch.equal(group.ended, other.ended)
+    plain = generate(ExactEngine(policy), replace(block, prompts=tuple(prompt for _, prompt in asked(policy))))
+    assert made.rows.completions() == [row.tokens.tolist() for row in plain]
+    assert torch.equal(made.log_probs, padded([row.log_probs.tolist() for row in plain], torch.float32))
+    assert made.ended.tolist() == [row.ended for row in plain]
 
 
 def test_a_tools_answer_that_does_not_fit_ends_the_episode(policy) -> None:
     episodes, block = some(policy, "generation.max_new_tokens=9")
     made = run_episodes(ExactEngine(policy), episodes, block)
-    lengths = torch.cat([group.lengths for group in made.groups])
-    assert int(lengths.max()) <= 9
-    masks = [(group.given, group.lengths.tolist()) for group in made.groups if group.given is not None]
-    assert masks
-    assert not any(given[g, n - 1] for given, lengths in masks for g, n in enumerate(lengths))
+    lengths = [len(row) for row in made.rows.completions()]
+    assert max(lengths) <= 9
+    assert made.rows.given is not None
+    assert not any(made.rows.given[row, n - 1] for row, n in enumerate(lengths))
 
 
 @pytest.mark.parametrize(

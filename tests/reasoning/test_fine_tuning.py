@@ -145,13 +145,13 @@ def test_every_example_is_used_once_per_epoch_and_none_is_held_out() -> None:
         for epoch in range(2):
             rows = torch.cat([stage._rows(block, 6 * epoch + step) for step in range(6)])
             assert sorted(rows.tolist()) == list(range(per_block))
-    taken = {stage._policy.decode(prompt) for block in range(NUM_BLOCKS) for prompt in stage._examples[block].prompts}
+    taken = {stage._policy.decode(prompt) for block in range(NUM_BLOCKS) for prompt, *_ in stage._examples[block]}
     held_out = GeneratedProblems("sum1-2-9", config.data.seed).batch(Split.test, 0, 200)
     assert not taken & {problem.question for problem in held_out}
 
 
 def test_examples_that_do_not_fit_are_left_out() -> None:
     stage = alone(few("warm_start.tokens_per_microbatch=16"))
-    assert max(stage._examples[0].lengths()) <= 16
+    assert max(len(prompt) + len(row) for prompt, row, _ in stage._examples[0]) <= 16
     with pytest.raises(ConfigError, match=r"warm_start.batch_size is 32, but .*use a smaller one"):
         alone(few("warm_start.tokens_per_microbatch=4"))

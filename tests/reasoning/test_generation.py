@@ -9,14 +9,14 @@ from language_models import language_model
 from transformers import GenerationConfig as GreedyConfig
 
 from policies.causal_lm import CausalLM
-from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.algorithms.log_probs import sample_tokens
 from rlinf_embodied.config import LoraSettings, TinyLMConfig
 from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.interfaces.language import TokenBatch, padded
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt, Sequences, all_log_probs
-from rlinf_embodied.reasoning.engine import generate
+from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, all_log_probs
+from rlinf_embodied.reasoning.engine import Generated, generate
 from rlinf_embodied.reasoning.generation import ExactEngine
 
 SAMPLING = GenerationConfig(max_new_tokens=14, max_num_seqs=100)
@@ -44,10 +44,10 @@ def sampled(block: GenerationBlock, greedy: bool = False, **changes) -> Generati
 BLOCK = block_of([5, 2, 9, 1, 4])
 
 
-def run(policy, block=BLOCK):
-    groups = list(generate(ExactEngine(policy), block))
-    assert sorted(group.prompt.id for group in groups) == sorted(prompt.id for prompt in block.prompts)
-    return {group.prompt.id: group for group in groups}
+def run(policy, block=BLOCK) -> list[Generated]:
+    rows = generate(ExactEngine(policy), block)
+    assert [row.row for row in rows] == list(range(len(block.prompts) * block.group_size))
+    return rows
 
 
 @pytest.mark.parametrize("architecture", ["windowed", "bloom"])
@@ -72,16 +72,12 @@ def naive_completion(policy: CausalLM, prompt: Prompt, sample: int, block: Gener
     return tokens[len(prompt.tokens) :], log_probs, False
 
 
-def assert_naive(policy, groups: dict[int, Group], block: GenerationBlock) -> None:
-    for group in groups.values():
-        for sample in range(len(group.lengths)):
-            tokens, log_probs, ended = naive_completion(policy, group.prompt, sample, block)
-            length = int(group.lengths[sample])
-            assert group.tokens[sample, :length].tolist() == tokens
-            assert bool(group.ended[sample]) == ended
-            torch.testing.assert_close(group.log_probs[sample, :length], torch.tensor(log_probs), atol=1e-5, rtol=0)
-            assert not group.log_probs[sample, length:].any()
-            assert (group.tokens[sample, length:] == policy.spec.pad_id).all()
+def assert_naive(policy, rows: list[Generated], block: GenerationBlock) -> None:
+    for row in rows:
+        prompt, sample = divmod(row.row, block.group_size)
+        tokens, log_probs, ended = naive_completion(policy, block.prompts[prompt], sample, block)
+        assert (row.tokens.tolist(), row.ended) == (tokens, ended)
+        torch.testing.assert_close(row.log_probs, torch.tensor(log_probs), atol=1e-5, rtol=0)
 
 
 # ---------------------------------------------------------------------------------------------------------- the oracle
@@ -91,59 +87,45 @@ def test_tokens_and_log_probs_are_those_of_a_naive_loop(decoder, architecture, m
     policy = language_model(architecture)
     assert type(policy.decoder(2, 30)).__name__ == decoder
     block = sampled(BLOCK, temperature=0.8, max_num_seqs=max_num_seqs)
-    groups = run(policy, block)
-    lengths = torch.cat([group.lengths for group in groups.values()])
-    assert lengths.min() < lengths.max()  # rows end at different steps, so slots are reused
-    assert_naive(policy, groups, block)
+    rows = run(policy, block)
+    assert len({len(row.tokens) for row in rows}) > 1  # rows end at different steps, so slots are reused
+    assert_naive(policy, rows, block)
 
 
 def test_greedy_tokens_are_those_of_transformers():
     policy = language_model("llama")
-    groups = run(policy, sampled(BLOCK, greedy=True, max_new_tokens=20, max_num_seqs=4))
-    for group in groups.values():
+    rows = run(policy, sampled(BLOCK, greedy=True, max_new_tokens=20, max_num_seqs=4))
+    for k, prompt in enumerate(BLOCK.prompts):
         expected = policy.model.generate(
-            torch.tensor([group.prompt.tokens]),
+            torch.tensor([prompt.tokens]),
             generation_config=GreedyConfig(
                 max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0, suppress_tokens=[0]
             ),
-        )[0, len(group.prompt.tokens) :]
-        for sample in range(3):
-            assert group.tokens[sample, : group.lengths[sample]].tolist() == expected.tolist()
+        )[0, len(prompt.tokens) :]
+        for row in rows[3 * k : 3 * k + 3]:
+            assert row.tokens.tolist() == expected.tolist()
 
 
-# ------------------------------------------------------------------------------------------------------------- streams
-def test_groups_come_in_order_while_others_still_decode(monkeypatch):
-    steps, step = [], LeanDecoder.step
-    monkeypatch.setattr(LeanDecoder, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
-    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
-    block = sampled(block_of([3] * 12, group_size=2), max_new_tokens=20, max_num_seqs=8)
-    seen = [(group.prompt.id, len(steps)) for group in generate(ExactEngine(policy), block)]
-    assert seen[0][1] < len(steps) / 2
-    assert [prompt for prompt, _ in seen] == [prompt.id for prompt in block.prompts]
-
-
+# ----------------------------------------------------------------------------------------------------------------- ends
 def test_rows_end_at_any_end_token_and_otherwise_by_length():
     policy = language_model("qwen2")
     policy.model.generation_config.eos_token_id = [1, 7, 8, 9]
     policy = CausalLM(policy.model, policy.tokenizer)
     assert policy.spec.eos_ids == (1, 7, 8, 9)
-    groups = run(policy)
-    for group in groups.values():
-        last = group.tokens.gather(1, group.lengths[:, None] - 1)[:, 0]
-        assert torch.equal(group.ended, torch.isin(last, torch.tensor(policy.spec.eos_ids)))
-        assert (group.lengths[~group.ended] == 14).all()
-        before = torch.arange(group.tokens.shape[1]) < group.lengths[:, None] - 1
-        assert not torch.isin(group.tokens[before], torch.tensor(policy.spec.eos_ids)).any()
+    for row in run(policy):
+        *before, last = row.tokens.tolist()
+        assert row.ended == (last in policy.spec.eos_ids)
+        assert row.ended or len(row.tokens) == 14
+        assert not set(before) & set(policy.spec.eos_ids)
 
 
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_completion_ends_with_the_token_that_completes_a_stop_string(greedy):
     policy = CausalLM.tiny(TinyLMConfig(), seed=1)
-    free = [row for group in run(policy, sampled(BLOCK, greedy=greedy)).values() for row in rows_of(group)]
+    free = [(row.tokens.tolist(), row.ended) for row in run(policy, sampled(BLOCK, greedy=greedy))]
     texts = [policy.decode(tokens) for tokens, _ in free]  # a token is a character
     stop = [max(texts, key=len)[3:6], max(texts, key=len)[8]]
-    stopped = run(policy, sampled(BLOCK, greedy=greedy, stop=stop))
-    found = [row for group in stopped.values() for row in rows_of(group)]
+    found = [(row.tokens.tolist(), row.ended) for row in run(policy, sampled(BLOCK, greedy=greedy, stop=stop))]
     for (whole, ended), text, (tokens, stopped_early) in zip(free, texts, found, strict=True):
         ends = [text.find(part) + len(part) for part in stop if part in text]
         assert tokens == whole[: min(ends, default=len(whole))]
@@ -151,24 +133,16 @@ def test_a_completion_ends_with_the_token_that_completes_a_stop_string(greedy):
     assert any(len(tokens) < len(whole) for (tokens, _), (whole, _) in zip(found, free, strict=True))
 
 
-def rows_of(group: Group) -> list[tuple[list[int], bool]]:
-    lengths = group.lengths.tolist()
-    return [(group.tokens[k, :n].tolist(), bool(group.ended[k])) for k, n in enumerate(lengths)]
-
-
 # -------------------------------------------------------------------------------------------------- against training
 def recorded_and_trained(
     policy, length: int, temperature: float = 1.0, top_k: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     changes = {"max_new_tokens": length, "temperature": temperature, "top_k": top_k}
-    groups = run(policy, sampled(BLOCK, **changes, max_num_seqs=6)).values()
-    rows = [(group, sample) for group in groups for sample in range(len(group.lengths))]
-    trained = all_log_probs(policy, Sequences.of(list(groups)), temperature, token_budget=100)
-    recorded = torch.zeros_like(trained)
-    for number, (group, sample) in enumerate(rows):
-        whole = group.log_probs[sample]
-        recorded[number, : len(whole)] = whole
-    return recorded, trained
+    rows = run(policy, sampled(BLOCK, **changes, max_num_seqs=6))
+    prompts = [prompt.tokens for prompt in BLOCK.prompts for _ in range(3)]
+    batch = TokenBatch.of(prompts, [row.tokens.tolist() for row in rows])
+    trained = all_log_probs(policy, batch, temperature, token_budget=100)
+    return padded([row.log_probs.tolist() for row in rows], torch.float32), trained
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.7, 0), (1.0, 0), (1.0, 2)])
@@ -190,7 +164,7 @@ def test_generation_sees_new_weights_and_adapters():
         parameter.grad = 0.1 * torch.randn(parameter.shape, generator=generator)
     optimizer.step()
     after = run(policy)
-    assert any(not torch.equal(before[i].tokens, after[i].tokens) for i in before)
+    assert any(not torch.equal(a.tokens, b.tokens) for a, b in zip(before, after, strict=True))
     recorded, trained = recorded_and_trained(policy, 20)
     assert (recorded - trained).abs().max() <= 1e-5
 

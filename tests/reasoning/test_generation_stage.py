@@ -11,7 +11,7 @@ from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.learning.optimizer import FlatOptimizer
 from rlinf_embodied.reasoning import generation_stage
-from rlinf_embodied.reasoning.batch import Completions
+from rlinf_embodied.reasoning.batch import Completions, PromptSet
 from rlinf_embodied.reasoning.generation_stage import GenerationStage
 from rlinf_embodied.reasoning.objective import Objective
 from rlinf_embodied.reasoning.policy_folder import StageConfig
@@ -54,9 +54,8 @@ def same(one: object, other: object, tolerance: float = 0.0) -> None:
     assert isinstance(one, Completions)
     assert isinstance(other, Completions)
     assert (one.problems, one.texts, one.version) == (other.problems, other.texts, other.version)
-    for ours, theirs in zip(one.groups, other.groups, strict=True):
-        assert torch.equal(ours.tokens, theirs.tokens)
-        assert (ours.log_probs - theirs.log_probs).abs().max() <= tolerance
+    assert torch.equal(one.rows.tokens, other.rows.tokens)
+    assert (one.log_probs - other.log_probs).abs().max() <= tolerance
 
 
 def test_a_block_is_returned_before_those_after_it_are_decoded(decoder_steps):
@@ -75,6 +74,21 @@ def test_a_block_is_returned_before_those_after_it_are_decoded(decoder_steps):
     assert steps[0] < steps[1] or steps[2] < steps[3]  # within a set, too
     for block in BLOCKS:
         same(made[block], whole.blocks[block])
+
+
+def test_free_blocks_are_begun_once_where_chunks_cut_their_set():
+    config = tiny_math("episodes.free=true", "run.exact=false")
+    stage = stage_of(config)
+    for iteration in range(2):
+        prompts = prompts_of(config, 8 * iteration)
+        for block in BLOCKS:
+            step_context = StepContext(iteration, chunk=block, num_chunks=4)
+            made = stage.run(step_context, {block: prompts[block]}).blocks[block]
+            (asked,) = prompts[block]
+            assert isinstance(made, Completions)
+            assert isinstance(asked, PromptSet)
+            assert made.problems == tuple(problem for problem, _ in asked.blocks[asked.index])
+    assert stage._engine.stats().decoding == stage._engine.stats().waiting == 0
 
 
 def test_sets_of_a_call_share_its_steps_on_accelerators(decoder_steps):

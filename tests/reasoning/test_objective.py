@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from math_runs import TWO_STEPS, tiny_math
+from math_runs import TWO_STEPS, completions, tiny_math
 from runs import learned
 from torch import Tensor
 
@@ -20,18 +20,10 @@ from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import block_sums
 from rlinf_embodied.reasoning import actor_stage
-from rlinf_embodied.reasoning.batch import (
-    Completions,
-    Group,
-    LogProbs,
-    Prompt,
-    Rewards,
-    Sequences,
-    all_log_probs,
-    dynamic_batches,
-)
+from rlinf_embodied.reasoning.batch import LogProbs, Rewards, all_log_probs, dynamic_batches
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.reward_stage import RewardStage
@@ -51,7 +43,7 @@ def rows_of(policy: CausalLM, old_log_probs: bool = True) -> TrainingRows:
     """Six completions whose log-probs under older weights, generation and reference lie on both sides."""
     draw = torch.Generator().manual_seed(0)
     tokens = lambda n: tuple(torch.randint(1, 25, (n,), generator=draw).tolist())  # noqa: E731
-    sequences = Sequences(tuple(map(tokens, PROMPTS)), tuple(map(tokens, COMPLETIONS)))
+    sequences = TokenBatch.of([*map(tokens, PROMPTS)], [*map(tokens, COMPLETIONS)])
     noise = lambda scale: scale * torch.randn(len(PROMPTS), LONGEST, generator=draw)  # noqa: E731
     now = all_log_probs(policy, sequences, TEMPERATURE, 1000)
     old = now + noise(0.3)
@@ -80,13 +72,14 @@ def found_sums(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorit
 def plain_loss(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorithmConfig) -> Tensor:
     """The mean loss, from the definitions: sequence by sequence without padding, token by token."""
     sums, weights = [], 0.0
-    for i, (prompt, completion) in enumerate(zip(rows.sequences.prompts, rows.sequences.completions, strict=True)):
-        logits = policy.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0]
+    for i, completion in enumerate(rows.sequences.completions()):
+        start, end = int(rows.sequences.prompt_lengths[i]), int(rows.sequences.lengths[i])
+        logits = policy.model(input_ids=rows.sequences.tokens[i : i + 1, :end]).logits[0]
         of_row = []
         for t, token in enumerate(completion):
             if rows.sequences.given is not None and rows.sequences.given[i][t]:
                 continue  # a tool's
-            scores = logits[len(prompt) - 1 + t].double()[1:] / TEMPERATURE  # without <pad>, token 0
+            scores = logits[start - 1 + t].double()[1:] / TEMPERATURE  # without <pad>, token 0
             every = scores.log_softmax(0)
             log_prob, entropy = every[token - 1], -(every.exp() * every).sum()
             old = log_prob.detach() if rows.old_log_probs is None else rows.old_log_probs[i, t].double()
@@ -131,11 +124,11 @@ def test_its_gradient_is_that_of_the_definition(policy, level, old_log_probs, bu
 def test_what_a_tool_said_is_no_part_of_the_loss(policy, level):
     algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **EVERYTHING)
     rows = rows_of(policy)
-    given = tuple(tuple(t % 3 == 1 and t < n - 1 for t in range(n)) for n in COMPLETIONS)
+    given = torch.tensor([[t % 3 == 1 and t < n - 1 for t in range(LONGEST)] for n in COMPLETIONS])
     rows = replace(rows, sequences=replace(rows.sequences, given=given))
     found, statistics = found_sums(policy, rows, algorithm)
     torch.testing.assert_close(found, gradient(plain_loss(policy, rows, algorithm), policy), atol=2e-6, rtol=1e-4)
-    assert statistics["ratios"] == sum(COMPLETIONS) - sum(map(sum, given)) < sum(COMPLETIONS)
+    assert statistics["ratios"] == sum(COMPLETIONS) - int(given.sum()) < sum(COMPLETIONS)
 
 
 @pytest.mark.parametrize(("level", "options"), [(level, {}) for level in LossLevel] + [("token", EVERYTHING)])
@@ -187,19 +180,14 @@ def test_of_many_rows_without_a_gradient_a_few_are_read_for_all_of_them(policy, 
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
-def group_of(prompt: int, lengths: list[int], ended: list[bool]) -> Group:
-    longest = max(lengths)
-    tokens = torch.tensor([[10 * prompt + i] * n + [0] * (longest - n) for i, n in enumerate(lengths)])
-    log_probs = -tokens.float() / 100
-    size = torch.tensor(lengths)
-    return Group(Prompt(prompt, (prompt,)), tokens, size, log_probs, torch.tensor(ended))
-
-
 def round_of(correct: list[list[bool]], lengths: list[list[int]], ended: list[list[bool]], first: int) -> Round:
-    groups = tuple(group_of(first + k, lengths[k], ended[k]) for k in range(len(correct)))
-    table = torch.tensor(correct)
-    problems = tuple(Problem(first + k, "?", "1", None, "text", "own") for k in range(len(correct)))
-    return Round(Completions(problems, groups, ("",) * table.numel(), 0), Rewards(table.float(), table))
+    """Two completions of each prompt; token 10 p + i is in those of prompt p, with the log-prob -(10 p + i) / 100."""
+    prompts = [[first + k] for k in range(len(correct)) for _ in range(2)]
+    rows = [[10 * (first + k) + i] * n for k, of_group in enumerate(lengths) for i, n in enumerate(of_group)]
+    problems = [Problem(first + k, "?", "1", None, "text", "own") for k in range(len(correct))]
+    table, log_probs = torch.tensor(correct), [[-token / 100 for token in row] for row in rows]
+    made = completions(problems, prompts, rows, ended=list(itertools.chain(*ended)), log_probs=log_probs)
+    return Round(made, Rewards(table.float(), table))
 
 
 FIRST = round_of([[True, False], [True, True]], [[3, 1], [2, 2]], [[True, True], [True, False]], 1)
@@ -208,7 +196,7 @@ SECOND = round_of([[False, True], [False, False]], [[1, 5], [4, 4]], [[True, Fal
 
 def of_prompts(rows: TrainingRows) -> tuple[list[int], list[int]]:
     """Returns the prompts of what is trained on, and of what is looked at only."""
-    every = [prompt[0] for prompt in rows.sequences.prompts]
+    every = rows.sequences.tokens[:, 0].tolist()
     return every[: rows.num_trained], every[rows.num_trained :]
 
 
@@ -228,7 +216,7 @@ def test_groups_that_do_not_differ_leave_the_loss():
 def test_rounds_are_joined_in_order_with_the_groups_that_were_chosen():
     rows = training_rows([FIRST, SECOND], ReasoningAlgorithmConfig(group_size=2), [(1, 0), (0, 0)])
     assert of_prompts(rows) == ([1, 1, 3, 3], [2, 2, 4, 4])
-    assert rows.sequences.completions[:4] == ((10, 10, 10), (11,), (30,), (31,) * 5)
+    assert rows.sequences.completions()[:4] == [[10, 10, 10], [11], [30], [31] * 5]
     assert rows.rollout_log_probs.shape == rows.advantages.shape == (8, 5)
     assert rows.rollout_log_probs[3].tolist() == pytest.approx([-0.31] * 5)
     assert rows.rollout_log_probs[0].tolist() == pytest.approx([-0.1, -0.1, -0.1, 0, 0])
@@ -238,7 +226,7 @@ def test_rounds_are_joined_in_order_with_the_groups_that_were_chosen():
 def test_completions_that_were_cut_off_leave_the_loss_but_not_the_baseline():
     algorithm = ReasoningAlgorithmConfig(group_size=2, mask_truncated=True, scale_by_std=False)
     rows = training_rows([SECOND], algorithm, None)
-    assert rows.sequences.completions[: rows.num_trained] == ((30,),)
+    assert rows.sequences.completions()[: rows.num_trained] == [[30]]
     assert float(rows.advantages[0, 0]) == -0.5  # the one that was cut off was right
     cut = training_rows([round_of([[True, False]], [[1, 1]], [[False] * 2], 1)], algorithm, None)
     assert (cut.num_trained, len(cut), cut.num_groups) == (0, 2, 0)
@@ -259,10 +247,9 @@ def test_long_completions_lose_up_to_the_penalty_over_the_last_tokens():
     stage = RewardStage(StageConfig(compose_math(overlong), ""))
     stage.setup(solo_context([0]))
     lengths, ended = [3, 6, 7, 9, 10, 10], [True] * 5 + [False]
-    group = group_of(1, lengths, ended)
-    texts = ("#6", "#6", "#6", "#5", "#6", "#6")
-    completions = Completions((Problem(1, "7+8-9=", "6", None, "sum", "sum2-2-9"),), (group,), texts, 0)
-    output = stage.run(StepContext(0), {0: [completions]})
+    texts, problem = ("#6", "#6", "#6", "#5", "#6", "#6"), Problem(1, "7+8-9=", "6", None, "sum", "sum2-2-9")
+    made = completions([problem], [[4]] * 6, [[5] * n for n in lengths], ended=ended, texts=texts)
+    output = stage.run(StepContext(0), {0: [made]})
     found = output.blocks[0]
     assert isinstance(found, Rewards)
     # right - penalty x (length - 6) / 4; an answer that was cut off earns nothing

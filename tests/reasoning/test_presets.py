@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from math_runs import completions
 from torch import Tensor
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import choices, compose_math
 from rlinf_embodied.config import MathConfig, ReasoningAlgorithmConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
+from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import block_sums
-from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs, Prompt, Rewards, Sequences, all_log_probs
+from rlinf_embodied.reasoning.batch import LogProbs, Rewards, all_log_probs
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, training_rows
 
 LONGEST = 9  # max_new_tokens
@@ -40,32 +42,20 @@ class Batch:
         self.completions = [
             [tuple(torch.randint(2, 25, (n,), generator=draw).tolist()) for n in of_group] for of_group in LENGTHS
         ]
-        every = Sequences(
-            tuple(prompt for prompt in PROMPTS for _ in LENGTHS[0]),
-            tuple(c for group in self.completions for c in group),
-        )
-        now = all_log_probs(policy, every, 1.0, 1000)
+        self.rows = [prompt for prompt in PROMPTS for _ in LENGTHS[0]], [c for group in self.completions for c in group]
+        now = all_log_probs(policy, TokenBatch.of(*self.rows), 1.0, 1000)
         noise = lambda scale: scale * torch.randn(now.shape, generator=draw)  # noqa: E731
         self.old, self.reference, self.critic = now + noise(0.3), now + noise(0.4), noise(1.0)
 
     def round(self, several_steps: bool, with_reference: bool, with_critic: bool) -> Round:
-        groups = tuple(self._group(k, self.old[4 * k : 4 * k + 4]) for k in range(2))
-        problems = tuple(Problem(k, "?", "1", None, "text", "own") for k in range(2))
+        problems = [Problem(k, "?", "1", None, "text", "own") for k in range(2)]
         return Round(
-            Completions(problems, groups, ("",) * 8, 0),
+            completions(problems, *self.rows, log_probs=self.old.tolist()),
             Rewards(torch.tensor(REWARDS), torch.tensor(RAW)),
             old_log_probs=LogProbs(self.old, 0) if several_steps else None,
             reference=LogProbs(self.reference, 0) if with_reference else None,
             critic=self.critic if with_critic else None,
         )
-
-    def _group(self, k: int, old: Tensor) -> Group:
-        lengths = torch.tensor(LENGTHS[k])
-        table = torch.zeros(4, int(lengths.max()), dtype=torch.long)
-        for i, tokens in enumerate(self.completions[k]):
-            table[i, : len(tokens)] = torch.tensor(tokens)
-        old = old[:, : table.shape[1]]
-        return Group(Prompt(k, PROMPTS[k]), table, lengths, old, torch.ones(4, dtype=torch.bool))
 
 
 def found_gradient(policy: CausalLM, algorithm: ReasoningAlgorithmConfig, batch: Batch) -> Tensor:
@@ -88,9 +78,9 @@ Row = tuple[Tensor, Tensor, Tensor]  # log pi (with gradient), log pi_old, log p
 def rows_of(policy: CausalLM, batch: Batch) -> list[list[Row]]:
     """Returns the rows of each group, one by one and without padding."""
     found: list[list[Row]] = []
-    for k, completions in enumerate(batch.completions):
+    for k, of_group in enumerate(batch.completions):
         found.append([])
-        for i, tokens in enumerate(completions):
+        for i, tokens in enumerate(of_group):
             logits = policy.model(input_ids=torch.tensor([[*PROMPTS[k], *tokens]])).logits[0].double()
             of_tokens = logits[len(PROMPTS[k]) - 1 : -1, 1:].log_softmax(-1)  # without <pad>, token 0
             now = of_tokens.gather(1, torch.tensor(tokens)[:, None] - 1)[:, 0]

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 import torch
-from math_runs import tiny_math
+from math_runs import completions, tiny_math
 from runs import metric_rows, train
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2ForSequenceClassification
@@ -16,7 +16,7 @@ from policies.reward_lm import RewardLM
 from policies.text_codec import MATH_CHARACTERS, PAD_ID, char_tokenizer
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.reasoning.batch import Completions, Group, Prompt, Rewards
+from rlinf_embodied.reasoning.batch import Completions, Rewards
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.reward_model_stage import RewardModelStage
@@ -39,11 +39,9 @@ def model(folder: Path, *, characters: str = MATH_CHARACTERS, **changes) -> Path
     return folder
 
 
-def completions() -> Completions:
-    table = torch.tensor([[*row, *[PAD_ID] * (4 - len(row))] for row in ROWS])
-    lengths, ended = torch.tensor([len(row) for row in ROWS]), torch.tensor([row[-1] == 1 for row in ROWS])
-    group = Group(Prompt(0, (4, 2, 3)), table, lengths, torch.zeros(table.shape), ended)
-    return Completions((Problem(0, "1+2=", "3", None, "sum", "sum1"),), (group,), ("#3", "3", ""), 0)
+def scored() -> Completions:
+    problem, ended = Problem(0, "1+2=", "3", None, "sum", "sum1"), [row[-1] == 1 for row in ROWS]
+    return completions([problem], [(4, 2, 3)] * 3, ROWS, ended=ended, texts=["#3", "3", ""])
 
 
 @pytest.mark.parametrize("pad", [PAD_ID, None])
@@ -55,9 +53,9 @@ def test_rewards_are_the_scores_of_transformers(tmp_path, pad) -> None:
         each.setup(solo_context([0]))
     own = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     expected = [own(torch.tensor([[4, 2, 3, *row]])).logits[0, 0] for row in ROWS]
-    scores = stage.run(StepContext(0), {0: [completions()]}).blocks[0]
+    scores = stage.run(StepContext(0), {0: [scored()]}).blocks[0]
     torch.testing.assert_close(scores, torch.stack(expected), atol=1e-6, rtol=0)
-    output = reward.run(StepContext(0), {0: [completions(), scores]})
+    output = reward.run(StepContext(0), {0: [scored(), scores]})
     rewards, (group,) = cast(Rewards, output.blocks[0]), cast(list, output.report)
     assert torch.equal(rewards.raw[0], scores)
     assert torch.equal(rewards.rewards[0], scores + 0.5 * torch.tensor([1.0, 0.0, 0.0]))

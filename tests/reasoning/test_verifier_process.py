@@ -28,21 +28,17 @@ def verifier():
         yield made
 
 
-def pid_of(verifier: MathVerifier) -> int | None:
-    return verifier._process.pid
-
-
 def test_a_process_answers_in_order_and_sees_nothing_else_of_its_owners_environment(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
     with closing(MathVerifier(timeout_s=2.0)) as verifier:
         assert verifier.equal(EASY * 4) == RIGHT * 4
-        pid = pid_of(verifier)
+        pid = verifier.pid
         assert verifier.equal(EASY[::-1]) == RIGHT[::-1]
-        assert pid_of(verifier) == pid
+        assert verifier.pid == pid
         entries = Path(f"/proc/{pid}/environ").read_text().rstrip("\0").split("\0")
     assert {entry.partition("=")[0] for entry in entries} == {"PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH"}
-    assert pid_of(verifier) is None
+    assert verifier.pid is None
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -55,24 +51,24 @@ def cpu_s() -> float:
 @pytest.mark.parametrize("answer", ENDLESS)
 def test_an_endless_question_costs_its_limit_and_counts_as_not_equal(verifier, answer):
     verifier.equal(EASY[:1])
-    pid, tick = pid_of(verifier), os.sysconf("SC_CLK_TCK")
+    pid, tick = verifier.pid, os.sysconf("SC_CLK_TCK")
     times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     before_s = (int(times[11]) + int(times[12])) / tick + cpu_s()
     assert verifier.equal([(answer, "1"), *EASY]) == [False, *RIGHT]  # and the next ones are answered all the same
     assert cpu_s() - before_s < 0.5 + 0.2  # the kernel counts in ticks of up to 10 ms
-    assert pid != pid_of(verifier)
+    assert pid != verifier.pid
 
 
 def test_a_worker_killed_at_work_or_between_questions_changes_no_result(verifier):
     verifier.equal(EASY[:1])
-    pid = pid_of(verifier)
+    pid = verifier.pid
     killer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
     killer.start()
     pairs = [(f"{i}.5", f"{2 * i + 1}/2") for i in range(400)]  # takes half a second or more
     assert verifier.equal(pairs) == [True] * len(pairs)
     killer.join()
-    assert pid_of(verifier) != pid
-    os.kill(pid_of(verifier), signal.SIGKILL)
+    assert verifier.pid != pid
+    os.kill(verifier.pid, signal.SIGKILL)
     assert verifier.equal(EASY) == RIGHT
 
 
@@ -96,7 +92,7 @@ def test_workers_end_with_their_owner_even_if_that_is_killed():
     code = (
         "from rlinf_embodied.reasoning.verifier import MathVerifier\n"
         "verifier = MathVerifier(2.0)\nassert verifier.equal([('1/2', '0.5')]) == [True]\n"
-        "print(verifier._process.pid, flush=True)\nimport time; time.sleep(60)"
+        "print(verifier.pid, flush=True)\nimport time; time.sleep(60)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as owner:

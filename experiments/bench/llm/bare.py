@@ -10,14 +10,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
-from experiments.bench.llm.work import FORM, Step, Work, generated, scored, step_problems
+from experiments.bench.llm.work import FORM, Step, Work, generated, prompts_of, scored, step_problems
 from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.algorithms.losses import policy_loss
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.reasoning.batch import Group, Sequences, dynamic_batches
+from rlinf_embodied.interfaces.language import TokenBatch
+from rlinf_embodied.reasoning.batch import dynamic_batches
+from rlinf_embodied.reasoning.engine import Generated
 from rlinf_embodied.reasoning.reward_stage import Verifier
 
 SLOTS = 256
@@ -45,10 +47,10 @@ def step(
     index: int,
 ) -> int:
     """Makes a step on these problems; returns the tokens that were generated."""
-    groups = generated(policy, problems, own, SLOTS, index)
-    advantages = group_advantages(scored(policy, verifier, groups, problems).rewards).reshape(-1)
-    backward(policy, groups, advantages, own)
-    tokens = sum(int(group.lengths.sum()) for group in groups)
+    rows = generated(policy, problems, own, SLOTS, index)
+    advantages = group_advantages(scored(policy, verifier, rows, problems).rewards).reshape(-1)
+    backward(policy, problems, rows, advantages, own)
+    tokens = sum(len(row.tokens) for row in rows)
     for parameter in policy.parameters():
         assert parameter.grad is not None
         parameter.grad /= tokens
@@ -57,16 +59,18 @@ def step(
     return tokens
 
 
-def backward(policy: CausalLM, groups: Sequence[Group], advantages: Tensor, own: Work) -> None:
+def backward(
+    policy: CausalLM, problems: Sequence[Problem], rows: Sequence[Generated], advantages: Tensor, own: Work
+) -> None:
     """Leaves the gradient of the summed loss in the parameters; completions without an advantage have none."""
-    longest = max(group.log_probs.shape[1] for group in groups)
-    recorded = torch.cat([pad(group.log_probs, (0, longest - group.log_probs.shape[1])) for group in groups])
+    old = pad_sequence([row.log_probs for row in rows], batch_first=True)
+    prompts = [prompt.tokens for prompt in prompts_of(policy, problems) for _ in range(own.group)]
+    sequences = TokenBatch.of(prompts, [row.tokens.tolist() for row in rows])
     kept = advantages.nonzero()[:, 0].tolist()
-    sequences, old, advantages = Sequences.of(groups).select(kept), recorded[kept], advantages[kept]
     policy.module.zero_grad(set_to_none=False)
-    for rows in dynamic_batches(sequences.lengths(), TOKENS_PER_MICROBATCH):
-        batch = sequences.batch(rows, policy.spec.pad_id)
+    for part in dynamic_batches(sequences.lengths.tolist(), TOKENS_PER_MICROBATCH, rows=kept):
+        batch = sequences.select(part)
         mask = batch.mask
         found = policy.log_probs(batch, own.temperature, with_entropy=False).log_probs
         clips, weights = (own.clip, own.clip), torch.ones(len(mask))
-        policy_loss(found, old[rows, : mask.shape[1]], advantages[rows], mask, *clips, weights).loss.backward()
+        policy_loss(found, old[part, : mask.shape[1]], advantages[part], mask, *clips, weights).loss.backward()

@@ -23,8 +23,8 @@ from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import PromptTemplate
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt, Rewards, Sequences
-from rlinf_embodied.reasoning.engine import generate
+from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, Rewards
+from rlinf_embodied.reasoning.engine import Generated, generate
 from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.reward_stage import Verifier
@@ -83,11 +83,14 @@ def make_start(work: Work, steps: int = 1600, examples: int = 20_000) -> None:
 
 
 # ---------------------------------------------------------------------------------------- generation and the verifier
-def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: int, index: int) -> list[Group]:
-    """Returns the groups of a step, in the order of its problems."""
-    prompts = tuple(Prompt(problem.id, tuple(policy.encode(FORM.prompt(problem)))) for problem in problems)
+def prompts_of(policy: CausalLM, problems: Sequence[Problem]) -> tuple[Prompt, ...]:
+    return tuple(Prompt(problem.id, tuple(policy.encode(FORM.prompt(problem)))) for problem in problems)
+
+
+def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: int, index: int) -> list[Generated]:
+    """Returns the completions of a step, `work.group` for each of its problems."""
     block = GenerationBlock(
-        prompts=prompts,
+        prompts=prompts_of(policy, problems),
         group_size=work.group,
         sampling=GenerationConfig(
             max_new_tokens=work.new_tokens, temperature=work.temperature or 1.0, max_num_seqs=slots
@@ -96,16 +99,15 @@ def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: 
         seed=work.seed,
         iteration=index,
     )
-    return list(generate(ExactEngine(policy), block))
+    return generate(ExactEngine(policy), block)
 
 
-def scored(policy: CausalLM, verifier: Verifier, groups: Sequence[Group], problems: Sequence[Problem]) -> Rewards:
+def scored(policy: CausalLM, verifier: Verifier, rows: Sequence[Generated], problems: Sequence[Problem]) -> Rewards:
     """Returns what each completion earned."""
-    texts = [policy.decode(row) for row in Sequences.of(groups).completions]
-    size = len(texts) // len(groups)
-    ended = torch.cat([group.ended for group in groups]).numpy()
+    texts, ended = [policy.decode(row.tokens.tolist()) for row in rows], [row.ended for row in rows]
+    size = len(rows) // len(problems)
     verified = verifier.verify(texts, [problem for problem in problems for _ in range(size)], ended)
-    rewards, correct = (torch.from_numpy(a).reshape(len(groups), size) for a in (verified.rewards, verified.correct))
+    rewards, correct = (torch.from_numpy(a).reshape(-1, size) for a in (verified.rewards, verified.correct))
     return Rewards(rewards, correct)
 
 
@@ -113,9 +115,9 @@ def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
     """Returns the share of `count` test problems that the model in a folder solves greedily."""
     policy = CausalLM.load(folder)
     problems = GeneratedProblems(work.level, work.data_seed).batch(Split.test, 0, count)
-    groups = generated(policy, problems, replace(work, group=1, temperature=0.0), 256, 0)
+    rows = generated(policy, problems, replace(work, group=1, temperature=0.0), 256, 0)
     with Verifier(FORM) as verifier:
-        return float(scored(policy, verifier, groups, problems).raw.float().mean())
+        return float(scored(policy, verifier, rows, problems).raw.float().mean())
 
 
 # --------------------------------------------------------------------------------------------------- what an arm leaves

@@ -1,24 +1,25 @@
-"""Episodes of which each continues as soon as its tool has answered, and is carried over an update where it is long.
+"""Runs the episodes of one worker, many at a time; one without a tool or an agent has a single turn.
 
     units     what is begun together: the prompts of a block; with partial rollouts a prompt (G episodes)
-    engine    decodes turns of all of them, whichever have been asked for; tools run in threads in the meantime
+    engine    decodes turns of all units, whichever have been asked for; tools run in threads in the meantime
     take      a block is handed on when its unit is over; with partial rollouts when any K units are, the oldest first:
               the others stay in the engine, and continue with the next weights
 
-Which rows decode together depends on when tools answer, and so do the last bits of log-probs; the noise does not.
+Where tools answer, it depends on when they do which rows decode together, and so do the last bits of log-probs; the
+noise does not.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlinf_embodied.config import Late, MathConfig
 from rlinf_embodied.interfaces.language import PromptCodec
 from rlinf_embodied.reasoning.batch import Asked, Completions, EngineLoad, GenerationBlock, Turn
 from rlinf_embodied.reasoning.engine import Engine, Generated, poll
-from rlinf_embodied.reasoning.episodes import Episodes, Said, episodes_of
+from rlinf_embodied.reasoning.episodes import Episodes, completions_of, episodes_of
 from rlinf_embodied.reasoning.tool_calls import ToolCalls
 from rlinf_embodied.telemetry.progress import report_progress
 
@@ -36,13 +37,13 @@ class Unit:
     episodes: Episodes
 
 
-class FreeRunning:
-    """The episodes of one worker."""
+class EpisodeRunner:
+    """The episodes that are under way."""
 
-    def __init__(self, config: MathConfig, codec: PromptCodec, engine: Engine, load: EngineLoad | None = None) -> None:
-        """Begins without an episode; `load` counts how busy the engine is."""
+    def __init__(self, config: MathConfig, codec: PromptCodec, engine: Engine) -> None:
         self._config, self._codec, self._engine = config, codec, engine
-        self._load = load or EngineLoad()
+        self.load = EngineLoad()
+        self._at = (0, 0, 0)  # attempt, iteration and round
         self._carries = config.carried_per_block > 0
         self._calls = ToolCalls.of(config.tool)
         self._units: list[Unit] = []  # in the order in which they were begun
@@ -50,32 +51,42 @@ class FreeRunning:
         self._begun = set[int]()  # blocks that have not been taken yet
         self._ahead = set[int]()  # ids of prompts that were begun before their iteration
 
-    def begin(self, block: int, asked: Sequence[Asked], iteration: int) -> None:
-        """Begins the episodes of a block, if it has not been begun; those behind the first K are begun ahead."""
-        if block in self._begun:
-            return
-        self._begun.add(block)
-        new = [one for one in asked if one[1].id not in self._ahead]
-        ids = [prompt.id for _, prompt in asked]
-        own = ids[: self._config.prompts_per_block]
-        self._ahead = (self._ahead - set(own)) | set(ids[len(own) :])
-        for part in [(one,) for one in new] if self._carries else [tuple(new)] if new else []:
-            self._units.append(self._unit(block, part, iteration))
+    def enter(self, attempt: int, iteration: int, round: int) -> None:
+        """Begins or continues a round: gives up what is of another attempt, or of a round before and not carried over.
 
-    def _unit(self, block: int, asked: tuple[Asked, ...], iteration: int) -> Unit:
+        With episodes.late=drop, episodes that have been under way for too long begin again.
+        """
+        before, self._at = self._at, (attempt, iteration, round)
+        if before[0] != attempt or (before != self._at and not self._carries):
+            self.clear()
+        settings = self._config.episodes
+        if before != self._at and settings.late is Late.drop:
+            old = [unit for unit in self._units if self._behind(unit) > settings.max_behind]
+            self._give_up(old)
+            self._units += [self._unit(unit.block, unit.asked) for unit in old]
+
+    def begin(self, first: int, parts: Sequence[Sequence[Asked]]) -> None:
+        """Begins the episodes of neighbouring blocks, unless they have been begun.
+
+        Those of a block's problems that are behind the first K are begun ahead.
+        """
+        blocks = range(first, first + len(parts))
+        if not self._begun.isdisjoint(blocks):
+            return
+        self._begun.update(blocks)
+        for block, asked in zip(blocks, parts, strict=True):
+            new = [one for one in asked if one[1].id not in self._ahead]
+            ids = [prompt.id for _, prompt in asked]
+            own = ids[: self._config.prompts_per_block]
+            self._ahead = (self._ahead - set(own)) | set(ids[len(own) :])
+            for part in [(one,) for one in new] if self._carries else [tuple(new)]:
+                self._units.append(self._unit(block, part))
+
+    def _unit(self, block: int, asked: tuple[Asked, ...]) -> Unit:
         config = self._config
         limits = self._codec, self._calls, config.algorithm.tokens_per_microbatch
         episodes = episodes_of(asked, config.rl.group_size, config, *limits)
-        return Unit(block, asked, iteration, self._engine.version, episodes)
-
-    def renew(self, iteration: int) -> int:
-        """Begins those again that are too old (episodes.late=drop); returns how many."""
-        settings = self._config.episodes
-        drops = settings.late is Late.drop
-        old = [unit for unit in self._units if drops and self._behind(unit) > settings.max_behind]
-        self._give_up(old)
-        self._units += [self._unit(unit.block, unit.asked, iteration) for unit in old]
-        return len(old)
+        return Unit(block, asked, self._at[1], self._engine.version, episodes)
 
     def take(self, block: int) -> Completions | None:
         """Returns the episodes of a block, or as many prompts of any; None while there are too few that are over."""
@@ -91,11 +102,12 @@ class FreeRunning:
             if not all(unit.episodes.over for unit in over):
                 return None
         self._begun.discard(block)
-        made = [unit.episodes.completions(self._engine.version) for unit in over]
+        episodes = [episode for unit in over for episode in unit.episodes.finished()]
+        made = completions_of(episodes, self._config.rl.group_size, self._engine.version)
         for unit in over:
             self._units.remove(unit)
             unit.episodes.close()
-        return _joined(made)
+        return made
 
     def _behind(self, unit: Unit) -> int:
         return self._engine.version - unit.version
@@ -108,12 +120,12 @@ class FreeRunning:
                 asked.setdefault((unit.iteration, turn.group_size), []).append((unit, turn))
         for (iteration, size), turns in asked.items():
             self._submit(turns, iteration, size)
-        rows = poll(self._engine, self._load)
-        said: dict[int, tuple[Unit, dict[int, Said]]] = {}
+        rows = poll(self._engine, self.load)
+        said: dict[int, tuple[Unit, dict[int, Generated]]] = {}
         for row in rows:
             if (found := self._rows.pop(row.row, None)) is not None:
                 unit, number = found
-                said.setdefault(id(unit), (unit, {}))[1][number] = _said(row)
+                said.setdefault(id(unit), (unit, {}))[1][number] = row
         for unit, of in said.values():
             unit.episodes.take(of)
         if not self._rows and not rows:
@@ -145,21 +157,3 @@ class FreeRunning:
         self.clear()
         if self._calls is not None:
             self._calls.close()
-
-
-def _said(row: Generated) -> Said:
-    versions = [version for version, count in row.versions for _ in range(count)]
-    return row.tokens.tolist(), row.log_probs.tolist(), row.ended, versions
-
-
-def _joined(parts: Sequence[Completions]) -> Completions:
-    """Returns the completions of several units as one block's."""
-    earned = tuple(one for part in parts for one in part.earned or (None,) * len(part.texts))
-    return replace(
-        parts[0],
-        problems=tuple(problem for part in parts for problem in part.problems),
-        groups=tuple(group for part in parts for group in part.groups),
-        texts=tuple(text for part in parts for text in part.texts),
-        turns=sum(part.turns for part in parts),
-        earned=earned if any(part.earned for part in parts) else None,
-    )
