@@ -5,8 +5,8 @@ python -m experiments.bench.latency [tasks=maniskill_pick,maniskill_push] [seeds
 
 For each task (a file in configs/env) and seed a `policy=flow_vla` is cloned that predicts chunks of 10 actions and
 executes 5; overrides are of this training.  It is evaluated with env.rtc=off and env.rtc=linear at each delay, in env
-steps, of each kind (a key of env.perturb).  All runs are in this process or a child of it, on one core.  What `folder`
-holds already is not run again, so an interrupted benchmark resumes, and tasks can be run one by one.
+steps, of each kind (a key of env.perturb).  Runs are sequential, each a process on one core.  What `folder` holds
+already is not run again, so an interrupted benchmark resumes, and tasks can be run one by one.
 
 Prints a table, and writes <out>.json and <out>.png.
 """
@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from experiments.bench.harness import Benchmark, Report, Run, Table, names_of, trained_run
-from rlinf_embodied import evaluate
-from rlinf_embodied.compose import compose_evaluate
+from experiments.bench.harness import REPOSITORY, Benchmark, Child, Report, Run, Table, names_of, trained_run
 from rlinf_embodied.reporting.seeds import seeds_of
 from rlinf_embodied.telemetry.metrics import Rate
 from rlinf_embodied.telemetry.paired import PairedRate
@@ -53,8 +52,11 @@ def evaluated(folder: Path, kind: str, delay: int, rtc: str, episodes: int) -> l
     late = f"{kind}-{delay}" if delay else "in_time"  # without a delay all kinds are the same
     place = folder / "latency" / f"{rtc}-{late}-{episodes}"
     if not (place / "eval_info.json").exists():
+        place.mkdir(parents=True, exist_ok=True)
         words = [f"checkpoint={folder}/checkpoints/latest", f"env.rtc={rtc}", f"env.perturb.{kind}={delay}", *ALONE]
-        evaluate(compose_evaluate([*words, f"eval.num_episodes={episodes}", f"run.dir={place}"]))
+        words += [f"eval.num_episodes={episodes}", f"run.dir={place}"]
+        script = str(REPOSITORY / "experiments/evaluate.py")
+        Child(f"the evaluation in {place}", [sys.executable, script, *words], place / "log.txt").wait()
     info = json.loads((place / "eval_info.json").read_text(encoding="utf-8"))
     return [episode["success_once"] > 0 for episode in info["episodes"]]
 
