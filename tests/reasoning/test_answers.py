@@ -166,7 +166,7 @@ def test_own_completions_are_right_and_those_of_other_problems_are_not(form):
             assert verified.formatted.all()
             shifted = verifier.verify(texts[1:] + texts[:1], problems).correct
             assert shifted.mean() < 0.1  # some problems share their answer
-        assert verifier._math._process.pid is None  # integers need no process
+        assert verifier._math.pid is None  # integers need no process
 
 
 def test_rewards_add_correctness_and_form_and_truncated_answers_earn_neither():
