@@ -158,6 +158,17 @@ class BatchedSimulator(OneTask):
         self.task.advance(task_actions(self.task, actions), rows)
 
 
+class _StockRow(OneTask):
+    """A stock ManiSkill env object with one row."""
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        recreate_scene(self.task)
+        self.task.reset(seed=int(seeds[0]))
+
+    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
+        self.task._step_action(task_actions(self.task, actions))
+
+
 class StockSimulator(Simulator):
     """One stock ManiSkill env object per row: slower, but takes every task."""
 
@@ -173,24 +184,22 @@ class StockSimulator(Simulator):
                 note_pack(seen, Pack(pack))
             for camera in seen if pack == STOCK else ():
                 give_shaders(camera, Pack.colour)  # faster ones than ManiSkill's default
-        self._rows = [OneTask(config.task, task, options) for task in tasks]
+        self._rows = [_StockRow(config.task, task, options) for task in tasks]
         self.action_dim = self._rows[0].action_dim
-        if self._rows[0].expert is not None:
-            self.expert = lambda: torch.cat([row.expert() for row in self._rows])
+        if experts := [row.expert for row in self._rows if row.expert is not None]:
+            self.expert = lambda: torch.cat([expert() for expert in experts])
         self._measured: list[Measurement | None] = [None] * num_rows
         renderer = _CpuRenderer([row.view for row in self._rows], config, options)
         self.images, self.film = renderer.images, renderer.film
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         for row, seed in zip(rows, seeds, strict=True):
-            recreate_scene(self._rows[row].task)
-            self._rows[row].task.reset(seed=int(seed))
+            self._rows[row].reset([0], [seed])
             self._measured[row] = None
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         for row in rows:
-            task = self._rows[row].task
-            task._step_action(task_actions(task, actions[row : row + 1]))
+            self._rows[row].step(actions[row : row + 1], [0])
             self._measured[row] = None
 
     def measure(self, actions: Tensor) -> Measurement:

@@ -71,7 +71,7 @@ class TrainingRows:
     def select(self, rows: Sequence[int], num_trained: int, num_groups: int) -> TrainingRows:
         """Returns these rows, in this order, of which the first `num_trained` are trained on."""
         chosen = lambda table: None if table is None else table[list(rows)]  # noqa: E731
-        tables = {name: chosen(getattr(self, name)) for name in _TABLES}
+        tables: dict[str, Any] = {name: chosen(getattr(self, name)) for name in _TABLES}
         sequences = self.sequences.select(rows)
         return TrainingRows(sequences=sequences, num_trained=num_trained, num_groups=num_groups, **tables)
 
