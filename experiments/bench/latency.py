@@ -27,8 +27,10 @@ from rlinf_embodied.telemetry.metrics import Rate
 from rlinf_embodied.telemetry.paired import PairedRate
 from rlinf_embodied.telemetry.plots import COLOURS
 
-CHUNKS = ("policy=flow_vla", "env.chunk=10", "env.execute_steps=5", "run.num_iterations=0")
-LONGER = ("warm_start.epochs=14", "warm_start.head_epochs=76")  # an episode has half as many chunks of 10 as of 5
+TRAINING = (
+    *("policy=flow_vla", "env.chunk=10", "env.execute_steps=5", "run.num_iterations=0"),
+    *("warm_start.epochs=14", "warm_start.head_epochs=76"),  # an episode has half as many chunks of 10 actions as of 5
+)
 ALONE = ("cluster=serial", "eval.record_video=false")
 RTC = {"off": "plain chunks", "linear": "real-time chunking"}
 Place = tuple[str, str, int]  # a task, a kind of delay, env steps
@@ -95,7 +97,7 @@ def measure(asked: Run[Options]) -> Report:
     header = ["task", "kind", "delay", *(f"{label}, %" for label in RTC.values()), "difference, points"]
     for task, seed in itertools.product(names_of(own.tasks), seeds_of(own.seeds, "seeds")):
         folder = Path(own.folder).absolute() / task / f"seed_{seed}"
-        words = [f"env={task}", *CHUNKS, *LONGER, *ALONE, "eval.num_episodes=100", *asked.overrides, f"run.seed={seed}"]
+        words = [f"env={task}", *TRAINING, *ALONE, "eval.num_episodes=100", *asked.overrides, f"run.seed={seed}"]
         trained_run(f"{task}, seed {seed}", folder, [*words, f"run.dir={folder}"])
         for kind, delay in itertools.product(names_of(own.kinds), seeds_of(own.delays, "delays")):
             solved = found.setdefault((task, kind, delay), {rtc: [] for rtc in RTC})

@@ -37,7 +37,7 @@ def _with_env(schema: type[_Config], overrides: Sequence[str]) -> _Config:
     return compose(schema, overrides, {"env": section} if _fits(EnvConfig, section) else {})
 
 
-compose_export = partial(_with_env, ExportConfig)  # the same of experiments/export_dataset.py
+compose_export = partial(_with_env, ExportConfig)  # of experiments/export_dataset.py
 compose_serve_env = partial(_with_env, ServeEnvConfig)  # of experiments/serve_env.py
 compose_evaluate = partial(_with_env, EvaluateConfig)  # of an evaluation in a simulator
 
