@@ -71,7 +71,7 @@ class FlowSettings:
     steps: int = 0  # K of a chain, in training and evaluation
     stochastic_steps: Stochastic = Stochastic.one
     noise: StepNoise = StepNoise.decaying
-    max_guidance: float = 10.0  # of real-time chunking, as in LeRobot
+    max_guidance: float = 10.0  # of real-time chunking, as in LeRobot; at most `steps`
     noise_range: list[float] = field(default_factory=lambda: [0.08, 0.16])  # of flow_noise, at temperature 1: pi_RL's
 
     def require_valid(self) -> None:
@@ -253,8 +253,8 @@ class ActsByFlow:
         """Sets the flow of an env's chunks, of `width` dimensions; `steps` are those where settings have none."""
         one = settings.stochastic_steps is Stochastic.one
         sizes = (env.chunk, env.action_dim, settings.steps or steps, width, env.executed)
-        self._max_guidance = settings.max_guidance
         self.flow = flow = Flow(*sizes, one, settings.noise)
+        self._max_guidance = min(settings.max_guidance, flow.steps)  # more would overshoot
         self.spec, self.imitation_noise = flow.spec(name), flow.imitation_noise()
 
     def _expert(self, features: Features) -> Expert:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -129,3 +130,16 @@ def test_straight_lines_to_a_chunk_have_no_error_and_evaluation_ends_there() -> 
     noise = torch.randn(ROWS, 1, CHUNK, ACTION, generator=torch.Generator().manual_seed(2))
     greedy = flow.act(field, noise, 0.0, torch.zeros(ROWS, dtype=torch.long))
     torch.testing.assert_close(greedy.actions, actions)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 10])
+def test_real_time_chunking_never_takes_a_chain_past_the_chunk_before(steps: int, monkeypatch) -> None:
+    policy = policy_of(steps=steps)
+    still = lambda features: lambda x, time: (x, torch.zeros_like(x))  # noqa: E731
+    monkeypatch.setattr(policy, "_expert", still)
+    left = torch.rand(ROWS, CHUNK, ACTION, generator=torch.Generator().manual_seed(1)) - 0.5
+    features = {"proprio": torch.zeros(ROWS, 6), "pending.actions": left, "pending.weights": torch.ones(ROWS, CHUNK)}
+    noise = torch.randn(ROWS, 1, CHUNK, ACTION, generator=torch.Generator().manual_seed(2))
+    chain = policy.act(features, noise, 0.0).record["chain"].unbind(1)
+    missing = [(left - x) * (left - chain[0]).sign() for x in chain]  # below 0: on the other side
+    assert all(((now < before + 1e-5) & (now > -1e-5)).all() for before, now in itertools.pairwise(missing))
