@@ -1,4 +1,4 @@
-"""Overrides and the files under configs/ become one typed, checked config; imports nothing heavy.
+"""Overrides and the files under configs/ become one typed, checked config; neither torch nor Ray is imported.
 
 composition.py  presets, files and overrides are merged and become dataclasses
 overrides.py    one `key=value`: read by the type of its key; errors with the path, the rule and the next action

@@ -1,4 +1,4 @@
-"""The commands' configs; sections that evaluations and exports are not given are those of the checkpoint."""
+"""The commands' configs; evaluations and exports take omitted sections from the checkpoint."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from rlinf_embodied.errors import ConfigError
 _Config = TypeVar("_Config")
 
 compose_train = partial(compose, TrainConfig)  # overrides -> the config of experiments/train_vla.py
-compose_math = partial(compose, MathConfig)  # the same of experiments/train_llm_math.py
+compose_math = partial(compose, MathConfig)  # overrides -> the config of experiments/train_llm_math.py
 
 
 def _with_env(schema: type[_Config], overrides: Sequence[str]) -> _Config:
-    """Returns the config of a command whose env is that of its checkpoint, if it has one that can be read."""
+    """Returns the config of a command; its default env is the checkpoint's, if that can be read."""
     section = _json(overrides, "evaluation.json").get("env")
     return compose(schema, overrides, {"env": section} if _fits(EnvConfig, section) else {})
 
@@ -46,16 +46,16 @@ def compose_evaluation(overrides: Sequence[str]) -> EvaluateConfig | EvaluateAns
     """Returns the config of experiments/evaluate.py, which fits the workflow of the checkpoint."""
     folder = _folder(overrides)
     action = "give <run.dir>/checkpoints/latest, or a Hugging Face folder of a causal language model"
-    found = folder is None or folder.exists()
-    require(found, "checkpoint", str(folder), "there is no such folder", action)
+    exists = folder is None or folder.exists()
+    require(exists, "checkpoint", str(folder), "there is no such folder", action)
     return compose_answers(overrides) or compose_evaluate(overrides)
 
 
 def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
     """Returns the config of an evaluation if `checkpoint=<dir>` names a language model, else None.
 
-    Sections that are not overridden are those of a checkpoint of the reasoning workflow; for a plain folder of
-    Hugging Face they are what such a model needs: problems in sentences, and 512 new tokens.
+    Sections that are not overridden are those of the checkpoint.  A plain Hugging Face folder has none, so its
+    defaults are problems in sentences and 512 new tokens.
     """
     saved = _json(overrides, "evaluation.json") or _plain_model(overrides)
     sections = {name: saved.get(name) for name in ("data", "policy", "generation", "reward")}
@@ -79,15 +79,15 @@ def _plain_model(overrides: Sequence[str]) -> dict[str, Any]:
     kinds = _json(overrides, "config.json").get("architectures") or []
     if not any("ForCausalLM" in str(kind) or "LMHead" in str(kind) for kind in kinds):
         return {}
-    own_problems = any(text.startswith(("data.files.", "data._target_=")) for text in overrides)
-    data = {"prompt_template": "natural"} | ({"level": ""} if own_problems else {})
+    custom_problems = any(text.startswith(("data.files.", "data._target_=")) for text in overrides)
+    data = {"prompt_template": "natural"} | ({"level": ""} if custom_problems else {})
     return {"workflow": "reasoning", "data": data, "policy": {}, "generation": {"max_new_tokens": 512}, "reward": {}}
 
 
 def _folder(overrides: Sequence[str]) -> Path | None:
-    given = dict(map(split_override, overrides))
-    compared = [name.strip() for name in given.get("compare", "").split(",")]
-    folder = given.get("checkpoint") or next((name for name in compared if Path(name).expanduser().is_dir()), None)
+    values = dict(map(split_override, overrides))
+    compared = [name.strip() for name in values.get("compare", "").split(",")]
+    folder = values.get("checkpoint") or next((name for name in compared if Path(name).expanduser().is_dir()), None)
     return Path(folder).expanduser() if folder else None
 
 

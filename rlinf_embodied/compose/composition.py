@@ -1,11 +1,11 @@
 """Presets, files and overrides become one typed, checked config.
 
-Order of events, each over the one before: the defaults of the schema (rlinf_embodied/config/), what Hydra composes of
-configs/<command>.yaml with the presets that it lists or those chosen in their place, and the overrides.  All keys are
-checked, and the dataclasses are built once, which checks their combinations.
+Three layers are merged, later ones over earlier ones: the defaults of the schema (rlinf_embodied/config/), what Hydra
+composes from configs/<command>.yaml and its default or chosen presets, and the overrides.  All keys are checked, and
+the dataclasses are built once, which checks their combinations.
 
-An algorithm's dataclass lies in its module, which imports torch: all other keys are merged and checked first, then the
-process is pinned (portable/), then the module is imported.
+An algorithm's dataclass is in its module, which imports torch.  So all other keys are merged and checked first, then
+the process is pinned (portable/), then the module is imported.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_plug_in, load_target, targets_of
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
-FILE_SUFFIXES = (".yaml", ".yml", ".json")  # of a file that stands where a preset of a group could
-# the file that lists the presets of a command; other schemas have none
+FILE_SUFFIXES = (".yaml", ".yml", ".json")  # of a file given instead of a preset
+# the file under configs/ that lists the presets of a command; other schemas have none
 _FILES: dict[type, str] = {
     TrainConfig: "train_vla",
     MathConfig: "train_llm_math",
@@ -57,12 +57,12 @@ _FILES: dict[type, str] = {
     ExportConfig: "export_dataset",
     ServeEnvConfig: "export_dataset",
 }
-_ALGORITHMS: dict[object, str] = {  # what the dataclasses of an open section are below, and the default among them
+_ALGORITHMS: dict[object, str] = {  # base class of an open section's dataclasses -> the default dataclass
     AlgorithmConfig: "rlinf_embodied.algorithms.ppo.PPOConfig",
     LanguageAlgorithmConfig: "rlinf_embodied.config.ReasoningAlgorithmConfig",
 }
 _GLOBAL = "# @package _global_"  # first line of a preset that sets keys of several sections
-_RESOLVERS = {  # what files under configs/ may compute from other keys
+_RESOLVERS = {  # functions with which files under configs/ compute values from other keys
     "sum": lambda a, b: int(a) + int(b),
     "divide": lambda a, b: int(a) // int(b),
     "divide_up": lambda a, b: -(-int(a) // int(b)),
@@ -74,7 +74,7 @@ _Config = TypeVar("_Config")
 
 
 class Preset(NamedTuple):
-    """A group's folder below configs/, and the file in it that is taken by default."""
+    """A group's folder below configs/, and its default file."""
 
     folder: str
     default: str
@@ -83,13 +83,13 @@ class Preset(NamedTuple):
 @functools.cache
 def groups(schema: type) -> dict[str, Preset]:
     """Returns the groups of presets that a command has, by name, in the order in which they are merged."""
-    name, found = _FILES.get(schema), {}
+    name, presets = _FILES.get(schema), {}
     for entry in read_mapping(CONFIG_DIR / f"{name}.yaml")["defaults"] if name else ():
         if entry != "_self_":
             ((key, default),) = entry.items()  # `group: preset`, or `folder@group: preset`
             folder, _, group = key.rpartition("@")
-            found[group] = Preset(folder or group, default)
-    return found
+            presets[group] = Preset(folder or group, default)
+    return presets
 
 
 def choices(group: str, schema: type | None = None) -> list[str]:
@@ -109,26 +109,26 @@ def compose(
     Args:
         schema: the dataclass to be built.
         overrides: `key=value` for every key of the schema, `group=preset` or `group=<file>`.
-        sections: values of whole sections that take the place of their default presets.
-        begin: is called with the cluster and the dotted paths of the code that the config names, before any of it is
-            imported, unless run.dry=true.
+        sections: values of whole sections, which replace their default presets.
+        begin: called with the cluster and the dotted paths of the code that the config names, before any of it is
+            imported; not called if run.dry=true.
 
     Raises:
         ConfigError: an unknown group, preset or key, a wrong type, or an impossible combination.
     """
-    words = dict(split_override(text) for text in overrides)
-    chosen = {key: value for key, value in words.items() if key in groups(schema)}
+    values = dict(split_override(text) for text in overrides)
+    chosen = {key: value for key, value in values.items() if key in groups(schema)}
     sections = {key: value for key, value in (sections or {}).items() if key not in chosen}
     files = ", ".join(value for value in chosen.values() if _is_file(value)) or "configs/"
     with _explaining(keys(schema), files):
         presets = _presets(schema, chosen, sections)
     bases = _open_sections(schema)
-    targets = {path: words.get(f"{path}._target_") or _target(presets, path, base) for path, base in bases.items()}
-    settled = [text for text in overrides if not targets or _is_settled(split_override(text)[0], schema)]
-    config = _merged(schema, {}, [_without(layer, targets) for layer in (sections, presets)], settled, files)
-    _require_filled(presets, words)
+    targets = {path: values.get(f"{path}._target_") or _target(presets, path, base) for path, base in bases.items()}
+    closed = [text for text in overrides if not targets or _is_closed(split_override(text)[0], schema)]
+    config = _merged(schema, {}, [_without(layer, targets) for layer in (sections, presets)], closed, files)
+    _require_filled(presets, values)
     if targets:
-        with _explaining(keys(schema), "the command line"), suppress(ConfigError):  # train, say, raises it
+        with _explaining(keys(schema), "the command line"), suppress(ConfigError):  # commands that need pinning raise
             pin(config)
         if begin and not config.run.dry:
             begin(config.cluster, [*targets_of(OmegaConf.to_container(config, resolve=False)), *targets.values()])
@@ -153,8 +153,8 @@ def pin(config: Any) -> None:
 
 def split(schema: type[_Config], overrides: Sequence[str]) -> tuple[_Config, list[str]]:
     """Returns the config of the overrides whose keys a schema has, and all others; raises as `compose` does."""
-    mine = [text for text in overrides if text.partition("=")[0] in keys(schema)]
-    return compose(schema, mine), [text for text in overrides if text not in mine]
+    known = [text for text in overrides if text.partition("=")[0] in keys(schema)]
+    return compose(schema, known), [text for text in overrides if text not in known]
 
 
 def load(path: Path, schema: type[_Config]) -> _Config:
@@ -173,7 +173,11 @@ def to_yaml(config: object) -> str:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Returns the keys and values in a YAML or JSON file; a ConfigError says why it cannot be read."""
+    """Returns the keys and values in a YAML or JSON file.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no mapping.
+    """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date like 2001-13-01
@@ -184,7 +188,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def stored_variant(data: Mapping[str, object]) -> dict[str, object]:
-    """Returns the variant that a plan.json holds: items for its number of devices and no other."""
+    """Returns the variant that a plan.json holds: items for exactly its number of devices."""
     number = data.get("num_devices", 1)
     variant: dict[str, object] = {"min_devices": number, "max_devices": number, "items": data.get("items")}
     return variant | {key: data[key] for key in ("exclusive", "staleness") if key in data}
@@ -193,20 +197,20 @@ def stored_variant(data: Mapping[str, object]) -> dict[str, object]:
 # ----------------------------------------------------------------------------------------------------------- the schema
 @functools.cache
 def _open_sections(schema: type) -> dict[str, type]:
-    """Returns the sections whose dataclass is the one that their `_target_` names, and what it is below, by path."""
+    """Returns the sections whose `_target_` names their dataclass: its base class, by path."""
     return {path: typing.cast(type, kind) for path, kind in keys(schema).items() if kind in _ALGORITHMS}
 
 
-def _is_settled(key: str, schema: type) -> bool:
-    """Returns whether a key can be judged without the dataclasses of the open sections."""
+def _is_closed(key: str, schema: type) -> bool:
+    """Returns whether a key can be checked without the dataclasses of the open sections."""
     is_open = any(f"{key}.".startswith(f"{path}.") for path in _open_sections(schema))
     return key.partition(".")[0] in keys(schema) and not is_open
 
 
 def _without(layer: Mapping[str, object], paths: Collection[str], prefix: str = "") -> dict[str, object]:
     """Returns a mapping without the values at some paths."""
-    left = {key: value for key, value in layer.items() if f"{prefix}{key}" not in paths}
-    return {k: _without(v, paths, f"{prefix}{k}.") if isinstance(v, Mapping) else v for k, v in left.items()}
+    kept = {key: value for key, value in layer.items() if f"{prefix}{key}" not in paths}
+    return {k: _without(v, paths, f"{prefix}{k}.") if isinstance(v, Mapping) else v for k, v in kept.items()}
 
 
 def _target(data: Mapping[str, Any], path: str, base: type) -> str:
@@ -226,32 +230,34 @@ def _plug_in(target: str, section: str, base: type) -> type:
 def _with_losses(
     kinds: Mapping[str, type], layers: Sequence[Mapping[str, Any]], overrides: Sequence[str]
 ) -> tuple[dict[str, type], list[Mapping], list[str]]:
-    """Adds the dataclasses of policy losses, in algorithms' sections; their names become the `_target_` they stand for.
+    """Adds the dataclasses of policy losses in algorithms' sections, and replaces names of losses by their `_target_`.
+
+    Returns the dataclasses by path, the layers and the overrides.
 
     Raises:
-        ConfigError: there is no such name, or what `_target_` names is no policy loss.
+        ConfigError: there is no such name, or `_target_` names no policy loss.
     """
-    words, found, made = dict(map(split_override, overrides)), dict(kinds), OmegaConf.create({})
+    values, all_kinds, losses = dict(map(split_override, overrides)), dict(kinds), OmegaConf.create({})
     paths = [f"{path}.{name}" for path, kind in kinds.items() for name, k in keys(kind).items() if k is PolicyLoss]
     for path in paths:
         key, section = f"{path}._target_", {}
         for layer in layers:
-            given = OmegaConf.select(OmegaConf.create({**layer}), path)
-            if OmegaConf.is_dict(given):
-                section |= typing.cast(dict, OmegaConf.to_container(given, resolve=False))
-            elif given is not None:
-                section = {"_target_": _loss_target(str(given), path)}
+            loss = OmegaConf.select(OmegaConf.create({**layer}), path)
+            if OmegaConf.is_dict(loss):
+                section |= typing.cast(dict, OmegaConf.to_container(loss, resolve=False))
+            elif loss is not None:
+                section = {"_target_": _loss_target(str(loss), path)}
         default = section.get("_target_") or LOSSES["clipped"]
-        named = _loss_target(words[path], path) if path in words else default
-        target = words.get(key) or named
-        found[path] = _plug_in(target, path, PolicyLoss)
-        OmegaConf.update(made, path, {**(section if target == default else {}), "_target_": target})
-    left = [text for text in overrides if split_override(text)[0] not in paths]
-    return found, [*(_without(layer, paths) for layer in layers), typing.cast(Mapping, made)], left
+        named = _loss_target(values[path], path) if path in values else default
+        target = values.get(key) or named
+        all_kinds[path] = _plug_in(target, path, PolicyLoss)
+        OmegaConf.update(losses, path, {**(section if target == default else {}), "_target_": target})
+    other_overrides = [text for text in overrides if split_override(text)[0] not in paths]
+    return all_kinds, [*(_without(layer, paths) for layer in layers), typing.cast(Mapping, losses)], other_overrides
 
 
 def _loss_target(name: str, path: str) -> str:
-    """Returns the dotted path that the name of a policy loss stands for."""
+    """Returns the dotted path of the policy loss with this name."""
     rule = f"it is one of {', '.join(LOSSES)}, or a section"
     require(name in LOSSES, path, name, rule, f"give one, or {path}._target_=<module>.<Class> (docs/own_algorithm.md)")
     return LOSSES[name]
@@ -265,15 +271,15 @@ def _keys(schema: type, kinds: Mapping[str, type]) -> dict[str, object]:
 def _merged(
     schema: type, kinds: Mapping[str, type], layers: Sequence[Mapping], overrides: Sequence[str], files: str
 ) -> Any:
-    """Returns the defaults of a schema and of its open sections with layers, of `files`, and overrides over them."""
+    """Returns the defaults of a schema and its open sections, with layers (from `files`) and overrides merged in."""
     known, config = _keys(schema, kinds), OmegaConf.merge(_structured(schema))
-    given = dict(read_override(text, known, list(groups(schema))) for text in overrides)
+    values = dict(read_override(text, known, list(groups(schema))) for text in overrides)
     for path, kind in kinds.items():
         OmegaConf.update(config, path, _structured(kind), merge=False)
     with _explaining(known, files):
         config = OmegaConf.merge(config, *layers)
     with _explaining(known, "the command line"):
-        for key, value in given.items():
+        for key, value in values.items():
             if key in known and key not in groups(schema):
                 OmegaConf.update(config, key, value, merge=True)
             elif key not in groups(schema):  # of an open section; its values may be dataclasses (eval.sets)
@@ -301,7 +307,7 @@ def _structured(schema: type) -> Any:
 
 def _built(config: Any) -> Any:
     """Returns a config as an object of its schema, which checks it."""
-    if "hierarchy" in config:  # it has sections that know themselves as `policy` and `algorithm`
+    if "hierarchy" in config:  # the errors of its sections have paths that begin with `policy` and `algorithm`
         with within("hierarchy"):
             OmegaConf.to_object(OmegaConf.create([config.hierarchy.policy, config.hierarchy.algorithm]))
     return OmegaConf.to_object(config)
@@ -309,20 +315,20 @@ def _built(config: Any) -> Any:
 
 # ---------------------------------------------------------------------------------------------------------- the presets
 def _presets(schema: type, chosen: Mapping[str, str], sections: Mapping[str, object]) -> dict[str, Any]:
-    """Returns what the command's file and its presets set, composed by Hydra; groups of `sections` are left out."""
+    """Returns the values of the command's file and its presets, composed by Hydra, without the groups in `sections`."""
     selected = []
     for group, preset in groups(schema).items():
-        place = group if preset.folder == group else f"{preset.folder}@{group}"
+        key = group if preset.folder == group else f"{preset.folder}@{group}"
         if group in chosen:
-            selected.append(f"{place}={_preset_name(group, chosen[group], preset, schema)}")
+            selected.append(f"{key}={_preset_name(group, chosen[group], preset, schema)}")
         elif group in sections:
-            selected.append(f"~{place}")
+            selected.append(f"~{key}")
     files = any(map(_is_file, chosen.values()))
     name = _FILES.get(schema)
     return (_composed.__wrapped__ if files else _composed)(name, tuple(selected)) if name else {}
 
 
-@functools.cache  # it takes longer than all other steps together; files of the user's may change
+@functools.cache  # it takes longer than all other steps together; a user's files are not cached: they may change
 def _composed(name: str, selected: tuple[str, ...]) -> dict[str, Any]:
     with hydra.initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
         composed = hydra.compose(name, overrides=list(selected))
@@ -334,7 +340,7 @@ def _is_file(value: str) -> bool:
 
 
 def _preset_name(group: str, value: str, preset: Preset, schema: type) -> str:
-    """Returns the name under which Hydra finds a chosen preset; a file of the user's is stored under one."""
+    """Returns the name under which Hydra finds a chosen preset; a user's file is registered under a new name."""
     if _is_file(value):
         path = Path(value).expanduser()
         data = read_mapping(path)
@@ -362,8 +368,8 @@ def _plan_section(path: Path, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_filled(presets: Mapping[str, Any], given: Mapping[str, object]) -> None:
-    """Checks that what a preset leaves open (`???`) is given: the default of the schema would be wrong for it."""
+    """Checks that keys without a value in a preset (`???`) are given; the schema's default would not suit it."""
     sections = {group: section for group, section in presets.items() if isinstance(section, Mapping)}
     for key in (f"{group}.{name}" for group in sections for name, value in sections[group].items() if value == "???"):
         if key not in given:
-            raise ConfigError(f"{key} is not given, and its preset stands for any: give {key}=<name>")
+            raise ConfigError(f"{key} is not given, and its preset has no default for it: give {key}=<name>")

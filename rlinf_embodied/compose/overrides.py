@@ -80,7 +80,7 @@ def _walk(schema: type, prefix: str) -> Iterator[tuple[str, object]]:
 
 
 def _unknown_key(key: str, known: Mapping[str, object], groups: Sequence[str]) -> ConfigError:
-    """Returns the error of a key that no schema has: the likeliest one meant, and what its section has."""
+    """Returns the error for a key that no schema has; it suggests a similar key and lists those of its section."""
     section = key.rpartition(".")[0]
     while section and not is_dataclass(known.get(section)):
         section = section.rpartition(".")[0]
@@ -95,7 +95,7 @@ def _unknown_key(key: str, known: Mapping[str, object], groups: Sequence[str]) -
 
 
 def explained(error: Exception, known: Mapping[str, object], source: str) -> ConfigError:
-    """Returns OmegaConf's error as one line; the reason for a wrong type sits in the cause only."""
+    """Returns OmegaConf's error as one line; the reason for a wrong type is in the exception's cause only."""
     reason: BaseException | None = error
     while reason is not None and not isinstance(reason, OmegaConfBaseException):
         reason = reason.__cause__ or reason.__context__
@@ -107,7 +107,7 @@ def explained(error: Exception, known: Mapping[str, object], source: str) -> Con
         where = "the command" if source == "the command line" else source
         return ConfigError(f"{path} is not given, but {where} needs it: give {path}=<value>")
     message, where = str(reason.msg or reason).splitlines()[0], "" if source == "the command line" else f" in {source}"
-    section = known.get(path.rpartition(".")[0])  # a list or dict whose item it is, or a dataclass
+    section = known.get(path.rpartition(".")[0])  # a list or dict that contains it, or a dataclass
     kind = known.get(path) or (typing.get_args(section) or (None,))[-1]
     if kind is None:
         action = did_you_mean(path, list(known)).strip() or "correct the key"

@@ -1,1 +1,1 @@
-"""What plug-ins meet, the data that they give and take and their protocols: envs, policies, language models."""
+"""Protocols of plug-ins and the data that they exchange with the core: envs, policies, language models."""

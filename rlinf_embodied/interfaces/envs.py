@@ -126,8 +126,8 @@ class Observation:
         join = lambda group: {k: torch.cat([getattr(p, group)[k] for p in parts]) for k in getattr(parts[0], group)}  # noqa: E731
         privileged = [part.privileged for part in parts if part.privileged is not None]
         texts = tuple(text for part in parts for text in part.instruction)
-        known = torch.cat(privileged) if privileged else None
-        return Observation(join("state"), texts, join("images"), known, join("pending"))
+        joined = torch.cat(privileged) if privileged else None
+        return Observation(join("state"), texts, join("images"), joined, join("pending"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class EnvSpec(Chunking):
 
     @property
     def privileged_dim(self) -> int:
-        """Q, 0 without."""
+        """Q; 0 without privileged state."""
         return sum(feature.shape[0] for feature in self.of_kind(FeatureKind.privileged))
 
 

@@ -65,7 +65,7 @@ class TokenBatch:
         return inside if self.given is None else inside & ~self.given
 
     def select(self, rows: Sequence[int]) -> TokenBatch:
-        """Returns these sequences, in this order, without the columns that only others need."""
+        """Returns these sequences, in this order, without columns that are padding in all of them."""
         index = torch.tensor(rows, dtype=torch.long, device=self.tokens.device)
         lengths, prompt_lengths = self.lengths[index], self.prompt_lengths[index]
         longest = max(lengths.tolist(), default=0)

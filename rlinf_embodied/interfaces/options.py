@@ -33,13 +33,13 @@ def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Optio
     known = [each.name for each in fields(kind)]  # pyright: ignore[reportArgumentType] - a dataclass
     for name in options:
         if name not in known:
-            meant = did_you_mean(name, known, f"{path}.") or f" use one of {', '.join(known)}"
-            raise ConfigError(f"{path}.{name} is {options[name]!r}, but there is no such option:{meant}")
+            action = did_you_mean(name, known, f"{path}.") or f" use one of {', '.join(known)}"
+            raise ConfigError(f"{path}.{name} is {options[name]!r}, but there is no such option:{action}")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(kind), dict(options))
         return cast(_Options, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
-        where = f"{path}.{error.full_key}" if error.full_key else path
+        key = f"{path}.{error.full_key}" if error.full_key else path
         value = OmegaConf.select(OmegaConf.create(dict(options)), str(error.full_key or ""), default=None)
-        said = str(error).splitlines()[0]
-        raise ConfigError(f"{where} is {value!r}, but {said}: see {kind.__module__}.{kind.__name__}") from error
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{key} is {value!r}, but {reason}: see {kind.__module__}.{kind.__name__}") from error

@@ -128,7 +128,7 @@ class Policy(Protocol):
         ...
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C]; `privileged` is the simulator's state [B, C, Q] there or None.
+        """Returns V before each action, float32 [B, C]; `privileged` is the state [B, C, Q] before it, or None.
 
         Features may be {} unless policy.critic is observation.
         """
@@ -209,7 +209,7 @@ class ReparameterizedPolicy(Policy, Protocol):
 class ImitationPolicy(Policy, Protocol):
     """A policy that can be cloned from demonstrations, or starts with statistics of its inputs.
 
-    A subclass implements the methods of `Policy`.  The defaults here suit a policy without a frozen part that does not
+    A subclass implements the methods of `Policy`.  The defaults suit a policy without a frozen part that does not
     standardise its inputs and cannot be cloned.
     """
 

@@ -54,9 +54,7 @@ def unpack(data: bytes | str) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError) as error:
         raise ServerError(f"a message cannot be read ({error}): pack it as openpi-client does") from error
     if not isinstance(message, dict):
-        raise ServerError(
-            f"a message holds a {type(message).__name__} in place of a dict: send what openpi-client does"
-        )
+        raise ServerError(f"a message holds a {type(message).__name__} instead of a dict: send what openpi-client does")
     return message
 
 
@@ -104,17 +102,17 @@ class PolicyClient:
         """
         try:
             self._socket.send(pack(request))
-            answer = self._socket.recv(self._timeout_s)
+            response = self._socket.recv(self._timeout_s)
         except (WebSocketException, OSError) as error:  # TimeoutError is one
             why = str(error) or f"no answer in {self._timeout_s:g} s"
             action = "start it again, or use a larger remote.timeout_s, then give the same command again"
             raise ServerError(f"the policy server at {self._url} is gone ({why}): {action}") from error
-        if isinstance(answer, str):
-            raise ServerError(f"the policy server at {self._url} refused an observation: {answer}")
-        actions, wanted = unpack(answer).get("actions"), 3 if OURS in request else 2
-        if not isinstance(actions, np.ndarray) or actions.ndim != wanted:
-            came = getattr(actions, "shape", type(actions).__name__)
-            rule = f"its answer's `actions` is {came}, and no array of {wanted} dimensions: use a server of openpi's"
+        if isinstance(response, str):
+            raise ServerError(f"the policy server at {self._url} refused an observation: {response}")
+        actions, ndim = unpack(response).get("actions"), 3 if OURS in request else 2
+        if not isinstance(actions, np.ndarray) or actions.ndim != ndim:
+            form = getattr(actions, "shape", type(actions).__name__)
+            rule = f"`actions` of its response is {form}, not an array of {ndim} dimensions: use a server of openpi's"
             raise ServerError(f"the policy server at {self._url} speaks another protocol: {rule}")
         return actions.astype(np.float32)
 
@@ -124,9 +122,9 @@ class PolicyClient:
 
 def pack_vla_eval(kind: str, payload: Mapping[str, Any], number: int) -> bytes:
     """Returns a message of vla-eval as bytes; the keys of its arrays are text."""
-    named = lambda value: {str(key, "ascii"): part for key, part in cast(dict, _encoded(value)).items()}  # noqa: E731
+    encode = lambda value: {str(key, "ascii"): part for key, part in cast(dict, _encoded(value)).items()}  # noqa: E731
     message = {"type": kind, "payload": payload, "seq": number, "timestamp": time.time()}
-    return cast(bytes, msgpack.packb(message, default=named))
+    return cast(bytes, msgpack.packb(message, default=encode))
 
 
 async def listen(
@@ -146,8 +144,8 @@ async def listen(
         loop.add_signal_handler(number, stop.set)
 
     def page(connection: ServerConnection, request: Request) -> Response | None:
-        found = pages.get(request.path)
-        return None if found is None else connection.respond(HTTPStatus.OK, f"{found()}\n")
+        render = pages.get(request.path)
+        return None if render is None else connection.respond(HTTPStatus.OK, f"{render()}\n")
 
     try:
         server = await serve(handle, host, port, compression=None, max_size=MAX_BYTES, process_request=page)
@@ -162,30 +160,33 @@ async def listen(
 def observation_of(
     message: Mapping[str, Any], env: EnvSpec, keys: Mapping[str, str], prompt: str | None
 ) -> Observation:
-    """Returns the observation in a request, of its rows or of one, in the form of the policy's env.
+    """Returns the observation in a request, of one row or of the rows that it declares, as the policy's env has it.
 
     Keys of nested dicts are joined by ".", which is equivalent to "/".  `keys` maps a request's keys to ours;
     `prompt` is the instruction for requests without one.
 
     Raises:
-        ServerError: something is missing, or has another shape.
+        ServerError: an entry is missing or has the wrong shape.
     """
     rows = (message.get(OURS) or {}).get("rows")
-    given, lead = {keys.get(key, key): value for key, value in _flat(message).items()}, () if rows is None else (rows,)
+    entries, lead = (
+        {keys.get(key, key): value for key, value in _flat(message).items()},
+        () if rows is None else (rows,),
+    )
 
     def read(shape: tuple[int, ...], *names: str) -> np.ndarray:
-        name = next((name for name in names if name in given), None)
+        name = next((name for name in names if name in entries), None)
         if name is None:
             action = f"send it as {' or '.join(names)}, or start the server with keys={{<its key>: {names[0]}}}"
-            raise ServerError(f"{names[0]} is missing, and the request has {', '.join(sorted(given))}: {action}")
-        value = np.asarray(given[name])
+            raise ServerError(f"{names[0]} is missing, and the request has {', '.join(sorted(entries))}: {action}")
+        value = np.asarray(entries[name])
         if value.ndim >= 3 and value.shape[-3:] == (3, *shape[-3:-1]):  # channels first
             value = np.moveaxis(value, -3, -1)
         if value.shape != (*lead, *shape) or value.dtype.kind not in "fiu" or not np.isfinite(value).all():
-            came = (
+            form = (
                 f"{value.dtype} {list(value.shape)}" if value.shape != (*lead, *shape) else "not finite, or no numbers"
             )
-            raise ServerError(f"{names[0]} is {came}, and the policy reads {[*lead, *shape]}: send that")
+            raise ServerError(f"{names[0]} is {form}, and the policy reads {[*lead, *shape]}: send that")
         return value.reshape(-1, *shape)
 
     images = {}
@@ -201,23 +202,23 @@ def observation_of(
         image = (255 * image).clip(0, 255) if image.dtype.kind == "f" else image  # as openpi
         images[name] = torch.from_numpy(image.astype(np.uint8))
     numbers = lambda size, *names: torch.from_numpy(read((size,), *names).astype(np.float32))  # noqa: E731
-    privileged = numbers(env.privileged_dim, PRIVILEGED) if PRIVILEGED in given else None
-    instructions = [given[name] for name in (PROMPT, "task", "task_description") if name in given]
+    privileged = numbers(env.privileged_dim, PRIVILEGED) if PRIVILEGED in entries else None
+    instructions = [entries[name] for name in (PROMPT, "task", "task_description") if name in entries]
     texts = instructions[0] if instructions else prompt if images else prompt or ""  # numbers alone need no text
     texts = [texts] * (rows or 1) if isinstance(texts, str) else texts
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ServerError(f"{PROMPT} is {texts!r}: send a text, or start the server with prompt=<text>")
     state = {feature.name: torch.zeros(len(texts), *feature.shape) for feature in env.of_kind(FeatureKind.state)}
-    shown = Observation(state, tuple(texts), images, privileged)
-    return shown.with_proprio(numbers(env.proprio_dim, STATE, "state", "states")) if state else shown
+    observation = Observation(state, tuple(texts), images, privileged)
+    return observation.with_proprio(numbers(env.proprio_dim, STATE, "state", "states")) if state else observation
 
 
 def _flat(message: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key, value in message.items():
         path = prefix + str(key).replace("/", ".")
         if isinstance(value, Mapping):
-            found |= {} if path == OURS else _flat(value, f"{path}.")
+            entries |= {} if path == OURS else _flat(value, f"{path}.")
         else:
-            found[path] = value
-    return found
+            entries[path] = value
+    return entries

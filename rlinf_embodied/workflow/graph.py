@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.errors import PlanError
 
-CORES = ("cpu",)  # the kinds of a stage that runs on cores only
+CORES = ("cpu",)  # `kinds` of a stage that runs on cores only
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class StageSpec:
     target: str
     config: object
     collective: bool = False  # its workers exchange data among themselves, so their calls start together
-    kinds: tuple[str, ...] = ()  # device kinds that it can run on; (): whatever its profile knows
+    kinds: tuple[str, ...] = ()  # device kinds that it can run on; (): all kinds in its profile
     whole: bool = False  # it is called once, for all blocks of a worker
-    at_once: bool = False  # works on all its blocks together and hands each on when it is finished (long tails)
-    waits: bool = False  # for something that is none of the cluster's: it takes no longer where it has no core
-    blocks_per_batch: int = 1  # this many neighbouring blocks are one batch, in one worker
+    at_once: bool = False  # it works on all its blocks at once and passes each on when it is finished (long tails)
+    waits: bool = False  # it waits for something outside the cluster, so a missing core does not slow it down
+    blocks_per_batch: int = 1  # number of neighbouring blocks that form one batch, in one worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Edge:
 class WeightEdge:
     """Weights of `source` that `target` installs once per iteration, with version and checksum.
 
-    With `changes` the target has a copy of its own in every worker, also beside the source, and gets what changed since
-    the version before.  A source has at most one such edge.
+    With `changes` the target keeps a separate copy in every worker, even in workers that also host the source, and
+    receives only what changed since the previous version.  A source has at most one such edge.
     """
 
     source: str
@@ -70,8 +70,11 @@ class Loop:
     opener: str
     answerer: str
     chunk_steps: int
-    shards: tuple[int, ...] = (1, 2)  # parts of the blocks that may be in flight together
-    typical_steps: int = 0  # of an episode, where rows whose episode ends are reset at once; 0: where they wait
+    shards: tuple[int, ...] = (
+        1,
+        2,
+    )  # numbers of shards to choose from: parts of the blocks that are in flight together
+    typical_steps: int = 0  # of an episode, if rows whose episode ends are reset at once; 0: they wait
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -83,10 +86,11 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """All stages before a stage, repeated until there is enough data for it; at most `max_rounds` times.
+    """All stages upstream of a stage, repeated until it has enough data; at most `max_rounds` times.
 
-    After each round `decide` sees the reports of the stage `decided_by`, of all rounds so far (a list per round, in
-    order of workers).  The stage `before` and those behind it get the data of all rounds, and the decision's message.
+    After each round `decide` gets the reports of the stage `decided_by` from all rounds so far (a list per round, in
+    order of workers).  The stage `before` and those downstream of it get the data of all rounds and the decision's
+    message.
     """
 
     name: str
@@ -94,7 +98,7 @@ class Repeat:
     decided_by: str
     decide: Callable[[Sequence[Sequence[object]]], RepeatDecision]
     max_rounds: int
-    expected_rounds: float = 1.0  # what a planner counts with
+    expected_rounds: float = 1.0  # the planner's assumption
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,9 @@ class Workflow:
     loops: Mapping[str, Loop] = field(default_factory=dict)
     repeat: Repeat | None = None
     items_per_block: int = 1  # episodes, prompts: the unit in which profiles count
-    typical_iteration: int = 0  # the first whose work is like that of the later ones; stages are measured in it
-    more_blocks: str = "make more and smaller blocks"  # what a user does to have them, for messages
-    of_workload: str = ""  # dotted path of what makes the graph again from a profile, see planning/profile.py
+    typical_iteration: int = 0  # the first whose work is like that of later ones; stages are measured in it
+    more_blocks: str = "make more and smaller blocks"  # how a user gets more blocks, for error messages
+    of_workload: str = ""  # dotted path of the function that rebuilds the graph from a profile (planning/profile.py)
 
     def __post_init__(self) -> None:
         """Checks that every name is declared, loops are bounded and data edges have no cycle outside the loops.
@@ -125,7 +129,7 @@ class Workflow:
 
     def _problems(self) -> Iterator[str]:
         if self.num_blocks < 1:
-            yield f"num_blocks is {self.num_blocks}, but there is no work in less than one: use more"
+            yield f"num_blocks is {self.num_blocks}, but a workflow needs at least one: use more"
         ends = [
             (f"edge {edge.source} -> {edge.target}", stage)
             for edge in (*self.edges, *self.weight_edges)
@@ -142,32 +146,32 @@ class Workflow:
         if repeat is not None and repeat.decided_by not in (upstream := self.repeated()):
             yield (
                 f"repeat {repeat.name} is decided by {repeat.decided_by}, whose data does not reach {repeat.before}: "
-                f"let one decide of {sorted(upstream)}"
+                f"set decided_by to one of {sorted(upstream)}"
             )
         if repeat is None or repeat.before is None:
             return
         before, where = repeat.before, f"repeat {repeat.name}"
         if not self.stages[before].whole or self.loop_of(before) is not None:
             yield f"{where}: {before} waits for all rounds: give it whole=True, and leave it out of loops"
-        if aside := set(self.stages) - self.upstream(before) - {before} - self.downstream(before):
+        if unconnected := set(self.stages) - self.upstream(before) - {before} - self.downstream(before):
             yield (
-                f"{where}: {sorted(aside)} are neither before nor behind {before}, so that it is open "
-                "whether they are repeated: lead an edge from or to them"
+                f"{where}: {sorted(unconnected)} are neither upstream nor downstream of {before}, so it is undefined "
+                "whether they are repeated: add an edge from or to them"
             )
 
     def _problems_of(self, loop: Loop) -> Iterator[str]:
         where = f"loop {loop.name}"
         if loop.opener == loop.answerer:
-            yield f"{where} has {loop.opener!r} on both sides, but a loop is made of two stages: name both"
+            yield f"{where} has {loop.opener!r} on both sides, but a loop consists of two stages: name both"
         for other in self.loops.values():
             if other is not loop and (shared := set(loop.sides) & set(other.sides)):
                 yield f"{where} shares {sorted(shared)} with {other.name}: give each loop its own stages"
         if loop.chunk_steps < 1:
-            yield f"{where} has chunk_steps={loop.chunk_steps}, but a loop has at least one: set it"
-        if late := [e.source for e in self.edges if e.target == loop.answerer and e.source != loop.opener]:
+            yield f"{where} has chunk_steps={loop.chunk_steps}, but a loop needs at least one: set it"
+        if sources := [e.source for e in self.edges if e.target == loop.answerer and e.source != loop.opener]:
             yield (
-                f"{where}: {loop.answerer} takes data of {late}, but only the opener of a loop is given what comes "
-                f"before it: lead the edge to {loop.opener}"
+                f"{where}: {loop.answerer} takes data of {sources}, but only the opener of a loop receives data from "
+                f"outside it: let the edge end at {loop.opener}"
             )
 
     def repeated(self) -> set[str]:
@@ -179,38 +183,38 @@ class Workflow:
         return next((loop for loop in self.loops.values() if stage in loop.sides), None)
 
     def of_cores(self) -> tuple[str, ...]:
-        """Returns the stages that run on cores only, also where there are accelerators."""
+        """Returns the stages that run on cores only, even on machines with accelerators."""
         return tuple(name for name, spec in self.stages.items() if spec.kinds == CORES)
 
     def sources(self, stage: str) -> tuple[str, ...]:
         return tuple(edge.source for edge in self.edges if edge.target == stage)
 
     def downstream(self, *stages: str) -> set[str]:
-        """Returns the stages that data of these reaches, themselves not included; both sides of a loop, or neither."""
+        """Returns the stages that data of these reaches, excluding themselves; both sides of a loop, or neither."""
         return self._reached(set(stages)).difference(stages)
 
     def upstream(self, stage: str) -> set[str]:
-        """Returns the stages whose data reaches this one, itself not included; both sides of a loop, or neither."""
+        """Returns the stages whose data reaches this one, excluding itself; both sides of a loop, or neither."""
         return self._reached({stage}, backwards=True) - {stage}
 
     def _reached(self, start: set[str], backwards: bool = False) -> set[str]:
         pairs = [(edge.source, edge.target) for edge in self.edges]
         pairs += [hop for loop in self.loops.values() for hop in loop.hops()]
         pairs = [(b, a) for a, b in pairs] if backwards else pairs
-        found = set(start)
-        while new := {b for a, b in pairs if a in found} - found:
-            found |= new
-        return found
+        reached = set(start)
+        while new := {b for a, b in pairs if a in reached} - reached:
+            reached |= new
+        return reached
 
     def back(self) -> frozenset[str]:
-        """Returns the stages that learn and all that data of these reaches: the second part of an iteration.
+        """Returns the stages that learn and all stages downstream of them: the second part of an iteration.
 
-        The others, its front, may run ahead of it.  A loop is on one side: with either of its stages, both are here.
-        The sources of weight edges learn, and so do stages whose workers work collectively, such as a critic.
+        The other stages, its front, may run ahead.  Both stages of a loop are in the same part.  The sources of weight
+        edges learn, and so do collective stages, such as a critic.
         """
-        found = {edge.source for edge in self.weight_edges}
-        found |= {name for name, spec in self.stages.items() if spec.collective} if found else set()
-        return frozenset(self._reached(found))
+        learning = {edge.source for edge in self.weight_edges}
+        learning |= {name for name, spec in self.stages.items() if spec.collective} if learning else set()
+        return frozenset(self._reached(learning))
 
     def rounds(self, reports: Mapping[str, Sequence[Sequence[object]]]) -> dict[str, int]:
         """Returns how often each repeated stage ran, from an iteration's reports by stage."""
@@ -220,7 +224,7 @@ class Workflow:
         return dict.fromkeys(self.repeated(), self.repeat.expected_rounds) if self.repeat else {}
 
     def with_rounds(self, expected: float, most: int | None = None) -> Workflow:
-        """Returns the workflow with this number of expected rounds, at most as many as its repeat allows, or `most`."""
+        """Returns the workflow with this number of expected rounds, limited to `most` or what its repeat allows."""
         if self.repeat is None:
             return self
         most = most or self.repeat.max_rounds
@@ -228,12 +232,12 @@ class Workflow:
         return replace(self, repeat=replace(self.repeat, max_rounds=most, expected_rounds=within))
 
     def most_devices(self, stage: str, blocks: int = 0) -> int:
-        """Returns how many devices can share a stage that is called for this number of blocks; 0: for all."""
+        """Returns how many devices can share a stage that is called for this number of blocks; 0: all blocks."""
         size = self.stages[stage].blocks_per_batch
         return (blocks or self.num_blocks) if size == 1 else self.num_blocks // size
 
     def blocking(self, stages: Sequence[str]) -> list[str]:
-        """Returns the edges among some stages that keep them from streaming to each other."""
+        """Returns the edges among these stages that prevent streaming between them."""
         inside = [edge for edge in self.edges if edge.source in stages and edge.target in stages]
         return [f"edge {edge.source} -> {edge.target}" for edge in inside if edge.whole]
 
@@ -248,7 +252,7 @@ class Workflow:
         while len(done) < len(self.stages):
             ready = [s for s in self.stages if s not in done and before[s].issubset(done)]
             if not ready:
-                left = sorted(set(self.stages) - set(done))
-                raise PlanError(f"workflow {self.name}: the edges among {left} form a cycle: declare it as a loop")
+                cyclic = sorted(set(self.stages) - set(done))
+                raise PlanError(f"workflow {self.name}: the edges among {cyclic} form a cycle: declare it as a loop")
             done.extend(ready)
         return tuple(done)

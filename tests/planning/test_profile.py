@@ -162,7 +162,7 @@ def test_the_order_follows_the_edges() -> None:
             {"loops": {"k": Loop("k", "a", "b", 1), "l": Loop("l", "b", "c", 1)}, "stages": "abc"},
             r"loop k shares \['b'\] with l: give each loop its own stages",
         ),
-        ({"blocks": 0}, "there is no work in less than one"),
+        ({"blocks": 0}, "a workflow needs at least one"),
     ],
 )
 def test_a_broken_workflow_is_refused_with_the_reason(changes: dict, message: str) -> None:
@@ -186,9 +186,9 @@ CHAIN = (Edge("a", "b"), Edge("b", "c"))
             replace(ENOUGH, decided_by="c"),
             {},
             CHAIN,
-            r"is decided by c, whose data does not reach c: let one decide of \['a', 'b'\]",
+            r"is decided by c, whose data does not reach c: set decided_by to one of \['a', 'b'\]",
         ),
-        (ENOUGH, {}, CHAIN[1:], r"\['a'\] are neither before nor behind c"),
+        (ENOUGH, {}, CHAIN[1:], r"\['a'\] are neither upstream nor downstream of c"),
         (ENOUGH, {"c": {}}, CHAIN, "c waits for all rounds: give it whole=True"),
     ],
 )
