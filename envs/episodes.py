@@ -1,4 +1,4 @@
-"""Episodes over a simulator: chunks of steps, shaped rewards, freezing, partial resets, replay and films."""
+"""Episodes on top of a simulator: action chunks, shaped rewards, freezing, partial resets, replay and videos."""
 
 from __future__ import annotations
 
@@ -37,9 +37,13 @@ class EpisodeEnv:
         instruction: str | Callable[[], Sequence[RowTask]],
         render_final: bool,
     ) -> None:
-        """`instruction` is a function that returns each row's task now where rows have several.
+        """Adds episodes to a simulator.
 
-        `render_final`: whether final observations have images.
+        Args:
+            config: the section env.
+            simulator: N rows.
+            instruction: of all rows; or, if rows have different tasks, a function that returns each row's current task.
+            render_final: whether final observations have images.
         """
         self._config, self.simulator, self._render_final = config, simulator, render_final
         rate, needed = simulator.control_hz, config.control_hz
@@ -53,12 +57,12 @@ class EpisodeEnv:
         self._steps = torch.zeros(n, dtype=torch.long, device=device)
         self._return = torch.zeros(n, device=device)
         self._last_reward = torch.zeros(n, device=device)
-        self._shown: Tensor | None = None  # what `_privileged` returns of this moment, None: not asked for yet
-        self._each = torch.arange(n, device=device)
+        self._critic_state: Tensor | None = None  # what `_privileged` returns; None: not computed since the last step
+        self._row_index = torch.arange(n, device=device)
         self._solved_once = torch.zeros(n, dtype=torch.bool, device=device)
-        self._held = torch.zeros(n, dtype=torch.long, device=device)  # env steps on end that the task has been solved
+        self._steps_solved = torch.zeros(n, dtype=torch.long, device=device)  # consecutive, up to the current one
         self._history = torch.zeros(n, config.horizon, simulator.action_dim, device=device)
-        # what `_privileged` tells of a number of env steps, and of steps that the task has been solved, in [-1, 1]
+        # columns of `_privileged` by number of env steps, and by `_steps_solved`, in [-1, 1]
         steps, hold = torch.arange(config.horizon + 1, device=device), max(1, config.hold_steps)
         phase = (steps % config.executed) / config.executed * 2 - 1
         self._time_columns = torch.stack([steps / config.horizon * 2 - 1, phase], 1)
@@ -71,15 +75,15 @@ class EpisodeEnv:
         }
         self._vectors = self._vectors_of(config, simulator)
         states = {name: vector.shape[1] for name, vector in self._split(self._state.proprio).items()}
-        # how many env steps ago something may have been that the next observation shows: from, to
-        how, oldest = config.perturb, config.history - 1
-        self._ages = how.observation_delay, how.observation_delay + how.observation_jitter + oldest
-        # what the env steps before the present one showed, the oldest first: [N, ages, ...]
-        earlier = lambda now: now[:, None].repeat_interleave(self._ages[1], 1)  # noqa: E731
-        self._past_proprio = earlier(self._state.proprio)
-        self._past_images = {name: earlier(images) for name, images in self._images.items()}
-        own = ("instruction", "delay", "noise", "observation_delay", "observation_jitter")
-        self.perturbs = (*own, *simulator.perturbs)
+        # minimum and maximum age, in env steps, of what the next observation shows
+        perturb, oldest = config.perturb, config.history - 1
+        self._ages = perturb.observation_delay, perturb.observation_delay + perturb.observation_jitter + oldest
+        # state and images of the env steps before the current one, oldest first: [N, ages, ...]
+        repeated = lambda now: now[:, None].repeat_interleave(self._ages[1], 1)  # noqa: E731
+        self._past_proprio = repeated(self._state.proprio)
+        self._past_images = {name: repeated(images) for name, images in self._images.items()}
+        axes = ("instruction", "delay", "noise", "observation_delay", "observation_jitter")
+        self.perturbs = (*axes, *simulator.perturbs)
         self._unseen = set(range(n))  # rows whose state changed since they were last rendered
         self._film_rows: tuple[int, ...] = ()
         self._film_size = 0
@@ -103,7 +107,7 @@ class EpisodeEnv:
         """Starts an episode in each of `rows` (default: all) from its own seed; see VectorEnv.
 
         Raises:
-            SimulatorError: the number of seeds differs from that of the rows, or a row does not exist or comes twice.
+            SimulatorError: the number of seeds is not that of the rows, or a row does not exist or is given twice.
         """
         rows = list(range(self.spec.num_envs)) if rows is None else [int(row) for row in rows]
         if len(seeds) != len(rows):
@@ -125,16 +129,16 @@ class EpisodeEnv:
         steps, last_images = [], dict[int, dict[str, Tensor]]()
         for k in range(self.spec.executed):
             valid, rows = self._running.clone(), self._running.nonzero()[:, 0].tolist()
-            known = self._privileged()
-            known = known if len(rows) == len(valid) else torch.where(valid[:, None], known, 0.0)
+            privileged = self._privileged()
+            privileged = privileged if len(rows) == len(valid) else torch.where(valid[:, None], privileged, 0.0)
             action = self._checked(actions(k), ()) if whole is None else whole[:, k]
-            steps.append({"valid": valid, "privileged": known, **self._step(action, valid, rows)})
+            steps.append({"valid": valid, "privileged": privileged, **self._step(action, valid, rows)})
             ended = (steps[-1]["terminated"] | steps[-1]["truncated"]).nonzero()[:, 0].tolist()
             if ended:
                 self._running[ended] = False
             images = self._rendered(ended) if self._render_final and ended and self._images else {}
-            images = {name: self._visible(self._past_images[name], seen, ended) for name, seen in images.items()}
-            last_images |= {row: {name: seen[i] for name, seen in images.items()} for i, row in enumerate(ended)}
+            images = {name: self._window(self._past_images[name], now, ended) for name, now in images.items()}
+            last_images |= {row: {name: image[i] for name, image in images.items()} for i, row in enumerate(ended)}
         final = sorted(last_images)
         episodes = tuple(self._episode_end(row) for row in final)
         final_observation = self._observe_final({row: last_images[row] for row in final}) if final else None
@@ -158,11 +162,11 @@ class EpisodeEnv:
         ]
 
     def restore(self, episodes: Sequence[RunningEpisode | None]) -> Observation:
-        """Brings every row to the given point by reset and replay (None: frozen); bit-equal on CPU.
+        """Brings every row to its episode's current step by reset and replay (None: frozen); bit-equal on CPU.
 
         Raises:
-            SimulatorError: not one entry per row, an episode that is already over, or a running one on a simulator
-                whose episodes cannot be replayed.
+            SimulatorError: the number of entries is not that of the rows, an episode is already over, or it runs on a
+                simulator whose episodes cannot be replayed.
         """
         if len(episodes) != self.spec.num_envs:
             raise SimulatorError(f"restore got {len(episodes)} entries for {self.spec.num_envs} rows: give one per row")
@@ -209,8 +213,8 @@ class EpisodeEnv:
 
     def state(self) -> Observation:
         """Returns the current observation of all rows, without images; see VectorEnv."""
-        state = self._split(self._visible(self._past_proprio, self._state.proprio).clone())
-        return Observation(state, self._told(range(self.spec.num_envs)), privileged=self._privileged())
+        state = self._split(self._window(self._past_proprio, self._state.proprio).clone())
+        return Observation(state, self._instructions(range(self.spec.num_envs)), privileged=self._privileged())
 
     def object_positions(self) -> Tensor | None:
         """Returns the position of the task's first movable object [N, 3], None where it has none; see VectorEnv."""
@@ -239,13 +243,13 @@ class EpisodeEnv:
             actions = self._no_actions.clone()
             actions[rows] = torch.from_numpy(drawn).to(actions)
             self.simulator.step(actions, rows)
-        self._state, self._shown = self._measured(self._no_actions), None
+        self._state, self._critic_state = self._measured(self._no_actions), None
         index = torch.as_tensor(rows, device=self._running.device)
         self._running[index] = True
         self._steps[index] = 0
         self._return[index] = 0.0
         self._solved_once[index] = False
-        self._held[index] = 0
+        self._steps_solved[index] = 0
         self._last_reward[index] = self._state.reward[index]
         self._past_proprio[index] = self._state.proprio[index][:, None]
         for row, seed in zip(rows, seeds, strict=True):
@@ -261,31 +265,32 @@ class EpisodeEnv:
         if not rows:
             rewards = torch.zeros_like(self._return)
             return {"rewards": rewards, "terminated": nothing, "truncated": nothing, "success": nothing}
-        every = len(rows) == len(mask)
-        of_rows = (lambda new, old: new) if every else (lambda new, old: torch.where(mask, new, old))
-        if every:
-            self._history[self._each, self._steps] = actions
+        all_step = len(rows) == len(mask)
+        of_rows = (lambda new, old: new) if all_step else (lambda new, old: torch.where(mask, new, old))
+        if all_step:
+            self._history[self._row_index, self._steps] = actions
         else:
             actions = torch.where(mask[:, None], actions, 0.0)
             self._history[mask, self._steps[mask]] = actions[mask]
         if self._ages[1]:
-            if self._render_final or self._shown_later(int(self._steps[rows[0]])):
+            if self._render_final or self._observed_later(int(self._steps[rows[0]])):
                 self._render()
-            self._past_proprio[mask] = _moved_on(self._past_proprio, self._state.proprio)[mask]
+            self._past_proprio[mask] = _shift(self._past_proprio, self._state.proprio)[mask]
             for name, past in self._past_images.items():
-                past[mask] = _moved_on(past, self._images[name])[mask]
+                past[mask] = _shift(past, self._images[name])[mask]
         actions = self._executed(actions, mask)
         self.simulator.step(actions, rows)
         self._unseen.update(rows)
-        self._state, self._shown = self._measured(actions), None
+        self._state, self._critic_state = self._measured(actions), None
         state = self._state
         success = state.success & mask
         self._steps += mask
-        self._held = of_rows((self._held + 1) * success, self._held)
+        self._steps_solved = of_rows((self._steps_solved + 1) * success, self._steps_solved)
         self._return += of_rows(state.reward, 0.0)
         self._solved_once |= success
         fails = nothing if state.fail is None else state.fail & mask
-        terminated = fails | (mask & (self._held >= max(1, hold))) if (hold := self._config.hold_steps) else nothing
+        hold = self._config.hold_steps
+        terminated = fails | (mask & (self._steps_solved >= hold)) if hold else nothing
         terminated = terminated if state.terminated is None else terminated | (state.terminated & mask)
         late = self._steps >= self.spec.horizon
         truncated = mask & (late if state.truncated is None else late | state.truncated) & ~terminated
@@ -298,21 +303,22 @@ class EpisodeEnv:
         return {"rewards": reward, "terminated": terminated, "truncated": truncated, "success": success}
 
     def _executed(self, actions: Tensor, mask: Tensor) -> Tensor:
-        """Returns what reaches the simulator [N, A] of the chosen actions: late and with noise, by env.perturb."""
-        how = self._config.perturb
-        if how.delay:
-            since = self._steps - how.delay
-            actions = torch.where((since >= 0)[:, None], self._history[self._each, since.clamp(min=0)], 0.0)
-        if how.noise:
-            drawn = normal(how.seed, "perturb noise", self._seeds, self._steps.cpu().numpy(), shape=actions.shape[1:])
-            actions = actions + how.noise * torch.from_numpy(drawn).to(actions)
-        return torch.where(mask[:, None], actions, 0.0) if how.delay or how.noise else actions
+        """Returns the actions [N, A] that the simulator executes: delayed and with noise, by env.perturb."""
+        perturb = self._config.perturb
+        if perturb.delay:
+            step = self._steps - perturb.delay
+            actions = torch.where((step >= 0)[:, None], self._history[self._row_index, step.clamp(min=0)], 0.0)
+        if perturb.noise:
+            steps = self._steps.cpu().numpy()
+            noise = normal(perturb.seed, "perturb noise", self._seeds, steps, shape=actions.shape[1:])
+            actions = actions + perturb.noise * torch.from_numpy(noise).to(actions)
+        return torch.where(mask[:, None], actions, 0.0) if perturb.delay or perturb.noise else actions
 
     def _measured(self, actions: Tensor) -> Measurement:
         return self.simulator.measure(actions).checked(self.simulator.num_rows, self.simulator)
 
     def _shaped_reward(self, state: Measurement, ends_solved: Tensor) -> Tensor:
-        """Returns the rewards for training [N]; `_last_reward` is still that before this step."""
+        """Returns the rewards for training [N]; `_last_reward` is still the reward before this step."""
         bonus = self._config.success_bonus * ends_solved
         if self._config.reward is Reward.sparse:
             return bonus
@@ -321,7 +327,7 @@ class EpisodeEnv:
         return state.reward - self._last_reward + bonus
 
     def _episode_end(self, row: int) -> EpisodeEnd:
-        """Returns ManiSkill's metrics of a row's finished episode; its last state is still the current one."""
+        """Returns ManiSkill's metrics of a row's finished episode, whose last state must still be the current one."""
         length = int(self._steps[row])
         total = float(self._return[row])
         once, at_end = float(self._solved_once[row]), float(self._state.success[row])
@@ -331,10 +337,10 @@ class EpisodeEnv:
 
     # ---------------------------------------------------------------------------------------------------- observations
     def _vectors_of(self, config: EnvConfig, simulator: Simulator) -> dict[str, slice]:
-        """Returns where in the proprioception each state vector is that env.states asks for.
+        """Returns the columns of the proprioception that each state vector of env.states takes.
 
         Raises:
-            ConfigError: env.states names one that the simulator does not have.
+            ConfigError: the simulator does not have a state vector of env.states.
         """
         sizes = simulator.state_vectors or {PROPRIO: self._state.proprio.shape[1]}
         ends = list(itertools.accumulate(sizes.values()))
@@ -344,7 +350,7 @@ class EpisodeEnv:
             require(name in places, "env.states", name, rule, "name some of these, or null for all")
         return {name: places[name] for name in (config.states or places)}
 
-    def _told(self, rows: Sequence[int]) -> tuple[str, ...]:
+    def _instructions(self, rows: Sequence[int]) -> tuple[str, ...]:
         tasks = self.row_tasks()
         texts = [tasks[row].instruction for row in rows]
         if self._config.perturb.instruction:
@@ -354,48 +360,54 @@ class EpisodeEnv:
 
     def _privileged(self) -> Tensor:
         """Returns the critic's state [N, Q]: the task's, then the CLOCK_COLUMNS."""
-        if self._shown is None:
-            known = self._state.proprio if self._state.privileged is None else self._state.privileged
-            held = self._hold_column[self._held.clamp(max=len(self._hold_column) - 1)]
-            self._shown = torch.cat([known, self._time_columns[self._steps], held], 1)
-        return self._shown
+        if self._critic_state is None:
+            state = self._state.proprio if self._state.privileged is None else self._state.privileged
+            hold = self._hold_column[self._steps_solved.clamp(max=len(self._hold_column) - 1)]
+            self._critic_state = torch.cat([state, self._time_columns[self._steps], hold], 1)
+        return self._critic_state
 
     def _observe(self) -> Observation:
-        """Returns the observation of all rows; frozen ones are black."""
+        """Returns the observation of all rows; images of frozen rows are black."""
         if not self.spec.cameras:
             return self.state()
         self._render()
         for images in (*self._images.values(), *self._past_images.values()):
             images[~self._running] = 0
         self._unseen.update((~self._running).nonzero()[:, 0].tolist())
-        shown = {name: self._visible(self._past_images[name], seen).clone() for name, seen in self._images.items()}
-        return replace(self.state(), images=shown)
+        images = {name: self._window(self._past_images[name], now).clone() for name, now in self._images.items()}
+        return replace(self.state(), images=images)
 
-    def _visible(self, past: Tensor, now: Tensor, rows: list[int] | None = None) -> Tensor:
-        """Returns what is seen, late by env.perturb, of env steps before [N, ages, ...] and now, [N, ...] or of `rows`.
+    def _window(self, past: Tensor, now: Tensor, rows: list[int] | None = None) -> Tensor:
+        """Returns the env steps that an observation shows: the last env.history, delayed by env.perturb.
 
-        That is [N, history, ...], oldest first; without a history there is no such axis.
+        Args:
+            past: values of earlier env steps [N, ages, ...], oldest first.
+            now: values of the current env step [R, ...].
+            rows: the R rows of `now`; None: all N.
+
+        Returns:
+            [R, history, ...], oldest first; [R, ...] if env.history is 1.
         """
         if not past.shape[1]:
             return now
-        how, of = self._config.perturb, slice(None) if rows is None else rows
-        late = torch.full_like(self._steps, how.observation_delay)
-        if how.observation_jitter:
-            drawn = uniform(how.seed, "observation delay", self._seeds, self._steps.cpu().numpy())
-            late += torch.from_numpy(drawn * (how.observation_jitter + 1)).long().to(late)
-        last = past.shape[1] - late[of, None]
-        seen = torch.cat([past[of], now[:, None]], 1)
+        perturb, selected = self._config.perturb, slice(None) if rows is None else rows
+        delay = torch.full_like(self._steps, perturb.observation_delay)
+        if perturb.observation_jitter:
+            drawn = uniform(perturb.seed, "observation delay", self._seeds, self._steps.cpu().numpy())
+            delay += torch.from_numpy(drawn * (perturb.observation_jitter + 1)).long().to(delay)
+        last = past.shape[1] - delay[selected, None]
+        steps = torch.cat([past[selected], now[:, None]], 1)
         index = last + torch.arange(1 - self._config.history, 1, device=last.device)
-        found = seen[torch.arange(len(seen), device=last.device)[:, None], index]
-        return found if self._config.history > 1 else found[:, 0]
+        window = steps[torch.arange(len(steps), device=last.device)[:, None], index]
+        return window if self._config.history > 1 else window[:, 0]
 
-    def _shown_later(self, step: int) -> bool:
-        """Whether the policy may see images of an env step later on, as it always may those of the first."""
+    def _observed_later(self, step: int) -> bool:
+        """Whether a later observation may show images of an env step; those of the first step always may be."""
         first, last = self._ages
         return step == 0 or any((step + age) % self._config.executed == 0 for age in range(first, last + 1))
 
     def _render(self) -> None:
-        """Renders the running rows that changed, at the start of an episode as the env steps before it, too."""
+        """Renders the running rows that changed; an episode's first images also fill its past env steps."""
         runs = self._running.tolist()
         rows = sorted(row for row in self._unseen if runs[row])
         for name, images in self._rendered(rows).items() if rows and self._images else ():
@@ -405,12 +417,12 @@ class EpisodeEnv:
         self._unseen.difference_update(rows)
 
     def _observe_final(self, images: Mapping[int, Mapping[str, Tensor]]) -> Observation:
-        """Returns the last observation of rows whose episodes ended, with the images of that moment by row."""
-        rows, several = list(images), list(images.values())
+        """Returns the last observation of rows whose episodes ended; `images` are those of that env step, by row."""
+        rows, images_of_rows = list(images), list(images.values())
         return Observation(
-            state=self._split(self._visible(self._past_proprio, self._state.proprio)[rows]),
-            instruction=self._told(rows),
-            images={name: torch.stack([seen[name] for seen in several]) for name in several[0]},
+            state=self._split(self._window(self._past_proprio, self._state.proprio)[rows]),
+            instruction=self._instructions(rows),
+            images={name: torch.stack([of_row[name] for of_row in images_of_rows]) for name in images_of_rows[0]},
             privileged=self._privileged()[rows],
         )
 
@@ -418,19 +430,19 @@ class EpisodeEnv:
         """Returns the images of these rows by camera.
 
         Raises:
-            SimulatorError: a camera's images are missing, or have another form than the env's features say.
+            SimulatorError: a camera's images are missing, or differ from the env's features in dtype or shape.
         """
-        seen = self.simulator.images(rows)
-        for name, kept in self._images.items():
-            found, wanted = seen.get(name), (len(rows), *kept.shape[1:])
-            if found is None or found.dtype != torch.uint8 or tuple(found.shape) != wanted:
-                came = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
+        rendered = self.simulator.images(rows)
+        for name, buffer in self._images.items():
+            images, expected = rendered.get(name), (len(rows), *buffer.shape[1:])
+            if images is None or images.dtype != torch.uint8 or tuple(images.shape) != expected:
+                actual = "nothing" if images is None else f"{images.dtype} {list(images.shape)}"
                 raise SimulatorError(
-                    f"{type(self.simulator).__name__}.images returned {came} for camera {name}, but uint8 "
-                    f"{list(wanted)} is needed: return a dict of each camera of env.cameras, of env.obs_size pixels or "
-                    "as image_sizes says"
+                    f"{type(self.simulator).__name__}.images returned {actual} for camera {name}, but uint8 "
+                    f"{list(expected)} is needed: return an entry for each camera of env.cameras, with env.obs_size "
+                    "pixels or the size in image_sizes"
                 )
-        return {name: seen[name] for name in self._images}
+        return {name: rendered[name] for name in self._images}
 
     def _split(self, proprio: Tensor) -> dict[str, Tensor]:
         return {name: proprio[..., place] for name, place in self._vectors.items()}
@@ -440,7 +452,7 @@ class EpisodeEnv:
         """Returns actions [N, *chunk, A] as float32 on the simulator's device.
 
         Raises:
-            SimulatorError: wrong shape, or not finite in running rows.
+            SimulatorError: their shape is wrong, or those of a running row are not finite.
         """
         expected = (self.spec.num_envs, *chunk, self.spec.action_dim)
         if tuple(actions.shape) != expected:
@@ -461,6 +473,6 @@ def _stacked(columns: Sequence[Tensor]) -> Tensor:
     return columns[0].unsqueeze(1) if len(columns) == 1 else torch.stack(list(columns), 1)
 
 
-def _moved_on(past: Tensor, now: Tensor) -> Tensor:
-    """Returns the env steps before the next one, of those before [N, ages, ...] the present one [N, ...]."""
+def _shift(past: Tensor, now: Tensor) -> Tensor:
+    """Drops the oldest of the past env steps [N, ages, ...] and appends the current one [N, ...]."""
     return torch.cat([past[:, 1:], now[:, None]], 1)

@@ -6,7 +6,7 @@ ManiSkill steps all rows together, and a reset of some of them touches the other
                  953-968: the mask of the rows is cleared before), and contacts stay those of the last simulation
                  step, of finished episodes (envs/scene.py 757-780)
     ResetValues  the parts of an episode's start that `set_state_dict` does not copy (envs/sapien_env.py 1293-1305):
-                 the targets of controllers, values that the task has drawn
+                 the targets of controllers, and random values of the task
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from rlinf_embodied.errors import ConfigError, SimulatorError
 class GpuSimulator(OneTask):
     """One batched physx_cuda env; tensors stay on the device.
 
-    All rows are stepped together.  Those at rest report the measurement with which they came to rest; images and
-    object positions of theirs are not defined.
+    All rows are stepped together.  A row at rest reports the measurement of its last step; its images and object
+    positions are undefined.
     """
 
     backend = "physx_cuda"
     history_free = False  # a batched reset draws for all of its rows at once
-    perturbs = AXES  # no initial steps: they would step running rows, too
+    perturbs = AXES  # not initial_steps, which would also step running rows
 
     def __init__(self, config: EnvConfig, task: BaseEnv, options: ManiskillOptions) -> None:
         """Takes a task whose scenes are simulated and rendered as one batch.
@@ -63,7 +63,7 @@ class GpuSimulator(OneTask):
         self._resets = RowResets(task)
         self._seeds = [FIRST_SEED] * self.num_rows
         self._rests = torch.zeros(self.num_rows, dtype=torch.bool, device=self.device)
-        self._shown: Measurement | None = None
+        self._last: Measurement | None = None
 
     # ----------------------------------------------------------------------------------------------------------- reset
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
@@ -88,7 +88,7 @@ class GpuSimulator(OneTask):
             self._copy(*(self._index(part) for part in zip(*followers, strict=True)), written)
 
     def _copy(self, followers: Tensor, leaders: Tensor, written: ResetValues) -> None:
-        """Copies the state of rows that were reset to other rows (groups of GRPO start from one state)."""
+        """Copies the state of newly reset rows to other rows (the rows of a GRPO group start from one state)."""
         state = tree_map(lambda value: value[leaders].clone(), self.task.scene.get_sim_state())
         self.task.set_state_dict(state, followers)
         written.copy(leaders, followers)
@@ -102,48 +102,48 @@ class GpuSimulator(OneTask):
 
     def measure(self, actions: Tensor) -> Measurement:
         measured = super().measure(actions)
-        if self._shown is not None:
+        if self._last is not None:
             columns = {}
-            for name in (each.name for each in fields(Measurement)):
-                old, new = getattr(self._shown, name), getattr(measured, name)
+            for name in (field.name for field in fields(Measurement)):
+                old, new = getattr(self._last, name), getattr(measured, name)
                 rests = None if new is None else self._rests.view(-1, *[1] * (new.ndim - 1))
                 columns[name] = None if new is None else torch.where(rests, old, new)
             measured = Measurement(**columns)
-        self._shown = measured
+        self._last = measured
         return measured
 
     # ---------------------------------------------------------------------------------------------------------- images
     def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        seen, index = colour_images(self.task), self._index(rows)
-        return {name: seen[name][index] for name in self._cameras}
+        images, index = colour_images(self.task), self._index(rows)
+        return {name: images[name][index] for name in self._cameras}
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        shown = self._film_images()
-        for actor in self.task._hidden_objects:  # ManiSkill leaves them shown where there is one camera only
+        all_rows = self._film_images()
+        for actor in self.task._hidden_objects:  # with a single camera ManiSkill leaves them visible
             actor.hide_visual()
-        pixels = shown[self._index(rows)].permute(0, 3, 1, 2).float()
+        pixels = all_rows[self._index(rows)].permute(0, 3, 1, 2).float()
         images = torch.nn.functional.interpolate(pixels, (size, size), mode="area").round().to(torch.uint8)
         return {row: image.cpu() for row, image in zip(rows, images.permute(0, 2, 3, 1), strict=True)}
 
     def _film_images(self) -> Tensor:
         """Returns images of the task's first render camera, or else its first sensor, with all goals visible."""
         task = self.task
-        people = next(iter(task._human_render_cameras), None)
-        shown = None if people is None else task.render_rgb_array(people)
-        if shown is not None:
-            return shown
+        camera = next(iter(task._human_render_cameras), None)
+        images = None if camera is None else task.render_rgb_array(camera)
+        if images is not None:
+            return images
         hidden, task._hidden_objects = task._hidden_objects, []
         try:
             for actor in hidden:
                 actor.show_visual()
-            seen = colour_images(task)
+            sensor_images = colour_images(task)
         finally:
             task._hidden_objects = hidden
-        if not seen:
+        if not sensor_images:
             raise SimulatorError(
                 f"{type(task).__name__} has no camera to film with: use eval.record_video=false, or give the task one"
             )
-        return next(iter(seen.values()))
+        return next(iter(sensor_images.values()))
 
     def _index(self, rows: Iterable[int]) -> Tensor:
         return torch.as_tensor(list(rows), dtype=torch.long, device=self.device)
@@ -151,11 +151,12 @@ class GpuSimulator(OneTask):
 
 def require_hideable(task_id: str, goal: Actor | None) -> None:
     """Raises ConfigError if a goal has collision shapes: on a GPU, ManiSkill hides an actor by moving it far away."""
-    bodies = [] if goal is None else [each.find_component_by_type(physx.PhysxRigidBaseComponent) for each in goal._objs]
+    entities = [] if goal is None else goal._objs
+    bodies = [entity.find_component_by_type(physx.PhysxRigidBaseComponent) for entity in entities]
     if any(body is not None and body.collision_shapes for body in bodies):
         raise ConfigError(
-            f"env.options.show_goal is false, but the goal of {task_id} can be touched, and ManiSkill cannot hide "
-            "such a body on a GPU: use env.options.show_goal=true, or env.options.backend=batched"
+            f"env.options.show_goal is false, but the goal of {task_id} has collision shapes, and ManiSkill cannot "
+            "hide such a body on a GPU: use env.options.show_goal=true, or env.options.backend=batched"
         )
 
 
@@ -177,7 +178,7 @@ class RowResets:
                 struct.get_net_contact_impulses = partial(self._impulses, struct.get_net_contact_impulses, struct)
 
     def begin(self, rows: Tensor) -> None:
-        """Marks these rows [B] as being reset: until they are stepped they have no contacts."""
+        """Marks these rows [B] as being reset; they report no contacts until they are stepped."""
         self._being_reset[:] = False
         self._being_reset[rows] = True
         self._without_contacts[rows] = True
@@ -200,7 +201,7 @@ class RowResets:
 class ResetValues:
     """The tensors with one entry per row that a reset writes into the task, its robots and their controllers.
 
-    What a reset does not write belongs to the scene, such as the sizes of what was built.
+    Tensors that a reset does not write belong to the scene, such as the sizes of its objects.
     """
 
     def __init__(self, task: BaseEnv) -> None:
@@ -210,11 +211,11 @@ class ResetValues:
         self._before = {key: (value, value._version) for key, value in _rowwise(self._owners, self._num_rows)}
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """Copies what the reset has written for rows `sources` [B] to rows `targets` [B]."""
+        """Copies the values that the reset wrote for rows `sources` [B] to rows `targets` [B]."""
         for key, value in _rowwise(self._owners, self._num_rows):
             before, version = self._before.get(key, (None, 0))
             written = before is not value or version != value._version
-            if written and value.stride(0):  # a stride of 0: all rows share one entry
+            if written and value.stride(0):  # stride 0: all rows share one entry
                 value[targets] = value[sources]
 
 
@@ -232,10 +233,10 @@ def require_alike(task: BaseEnv) -> None:
     robots = {id(getattr(agent, "robot", None)) for agent in getattr(task.agent, "agents", [task.agent])}
     registry = task.scene.state_dict_registry
     structs: list[Actor | Articulation] = [*registry.actors.values(), *registry.articulations.values()]
-    own = [s.name for s in structs if len(s._objs) != task.num_envs or (s.merged and id(s) not in robots)]
-    if own:
+    differing = [s.name for s in structs if len(s._objs) != task.num_envs or (s.merged and id(s) not in robots)]
+    if differing:
+        names = ", ".join(str(name) for name in differing[:3])
         raise SimulatorError(
-            f"the rows of {type(task).__name__} differ in {', '.join(str(name) for name in own[:3])}, so that those of "
-            "a group cannot start from one state on env.options.backend=gpu: use env.options.backend=batched, or "
-            "algorithm=ppo"
+            f"the rows of {type(task).__name__} differ in {names}, so the rows of a group cannot start "
+            "from one state on env.options.backend=gpu: use env.options.backend=batched, or algorithm=ppo"
         )

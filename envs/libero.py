@@ -7,7 +7,7 @@ resets them:
     poses of fixtures         (a cabinet, a stove) are drawn by every reset from numpy's global generator, and are not
                               part of the benchmark's initial states: the generator gets the state that it has at the
                               k-th reset after `seed(0)`, as in evaluation scripts that run the states in order
-    draws of a reset          grow: each reset of LIBERO draws drawers and knobs once more than the one before
+    draws of a reset          grow: each reset of LIBERO draws drawers and knobs one time more than the reset before
     the gripper               closes and opens by steps from the position of its last command
     everything else           MuJoCo's data, controller and buffers are reset by robosuite, whose model is kept (a reset
                               that rebuilds it takes seconds, and leads to the same bits)
@@ -38,25 +38,25 @@ NUM_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libe
 PRO = ("swap", "object", "lan", "task")  # suites of LIBERO-PRO (arXiv:2510.03827), each a variant of these four:
 NUM_TASKS |= {f"libero_{suite}_{kind}": 10 for suite in ("spatial", "object", "goal", "10") for kind in PRO}
 NUM_STATES = 50  # initial states of every task that the benchmark comes with
-NUM_OBJECTS = 4  # of a task's goal, whose positions are reported
+NUM_OBJECTS = 4  # of a task's goal, whose positions are in the privileged state
 NUM_ACTIONS, NUM_PROPRIO = 7, 8
 REST = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # stand still with an open gripper
 ORDER_SEED = 0  # of the generator before an evaluation's first reset
 _MOST_DRAWS = 1000  # of placements until one is valid
 _PROPRIO = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 _VIEW = "view"
-_SEEN = ("geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
+_VIEW_FIELDS = ("geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
 
 
 @dataclass(kw_only=True, slots=True)
 class LiberoOptions(ForeignOptions):
     """The options in env.options."""
 
-    suite: str = "spatial"  # spatial, object, goal, 10 or 90; but for 90 also spatial_swap and so on, see PRO
-    max_steps: dict[str, int] = field(default_factory=dict)  # of the benchmark's episodes by suite: env.horizon
+    suite: str = "spatial"  # spatial, object, goal, 10 or 90; all but 90 also with a suffix of PRO, as in spatial_swap
+    max_steps: dict[str, int] = field(default_factory=dict)  # env.horizon by suite: the benchmark's limits
     task: int = -1  # the only task to run; -1: all of the suite
-    settle_steps: int = 10  # steps at rest after a reset, which count for nothing
-    rotate: int = 180  # degrees by which the policy's images are turned: 180 as OpenVLA's, 0 upside down as MuJoCo's
+    settle_steps: int = 10  # steps at rest after a reset, which do not count towards the horizon
+    rotate: int = 180  # of the policy's images, in degrees: 180 as in OpenVLA's data, 0 upside down as in MuJoCo
     train_on_benchmark: bool = False  # training, too, starts from the benchmark's initial states
 
 
@@ -70,12 +70,13 @@ class Libero(Adapter):
 
     def check(self, config: EnvConfig) -> None:
         super().check(config)
-        own, suites = self.options, [name.removeprefix("libero_") for name in NUM_TASKS]
-        require_one_of(own, "env.options", "suite", *suites)
+        options, suites = self.options, [name.removeprefix("libero_") for name in NUM_TASKS]
+        require_one_of(options, "env.options", "suite", *suites)
         rule, last = f"{self.task} has tasks 0 to", NUM_TASKS[self.task] - 1
-        require(-1 <= own.task <= last, "env.options.task", own.task, f"{rule} {last}", "use -1 for all of them")
-        require_one_of(own, "env.options", "rotate", 180, 0)
-        require_numbers(own, "env.options", "settle_steps")
+        is_known = -1 <= options.task <= last
+        require(is_known, "env.options.task", options.task, f"{rule} {last}", "use -1 for all of them")
+        require_one_of(options, "env.options", "rotate", 180, 0)
+        require_numbers(options, "env.options", "settle_steps")
         rule = "LIBERO rewards success only"
         require(config.reward is Reward.sparse, "env.reward", config.reward.value, rule, "use sparse")
 
@@ -97,7 +98,7 @@ class Libero(Adapter):
         return Scene(self._tasks[task], self.options.settle_steps)
 
     def oriented(self, image: np.ndarray) -> np.ndarray:
-        """Returns an image as OpenVLA's data have it, MuJoCo's turned by 180 degrees, or upside down as MuJoCo's."""
+        """Returns an upright image as OpenVLA's data have it (rotate=180) or upside down as MuJoCo renders it (0)."""
         return image[:, ::-1] if self.options.rotate else image[::-1]
 
 
@@ -113,25 +114,25 @@ class Task(NamedTuple):
 def tasks_of(suite: str) -> list[Task]:
     """Returns the tasks of a suite in the benchmark's order.
 
-    An instruction is in the name of its task; where LIBERO-PRO changes it, in the task's file alone.
+    An instruction is part of its task's name.  Where LIBERO-PRO changes it, only the task's file has it.
     """
     from libero.libero import benchmark, get_libero_path
 
-    made, found = benchmark.get_benchmark_dict()[suite](), []
-    for task in (made.get_task(i) for i in range(made.n_tasks)):
+    benchmark_suite, tasks = benchmark.get_benchmark_dict()[suite](), []
+    for task in (benchmark_suite.get_task(i) for i in range(benchmark_suite.n_tasks)):
         bddl = Path(get_libero_path("bddl_files")) / task.problem_folder / task.bddl_file
         states = Path(get_libero_path("init_states")) / task.problem_folder / f"{task.init_states_file}.npz"
         words = re.search(r"\(:language ([^)]*)\)", bddl.read_text()) if suite.endswith(("_lan", "_task")) else None
         instruction = task.language if words is None else words[1].strip().lower().replace("\u2019", "'")
-        found.append(Task(task.name, instruction, bddl, states))
-    return found
+        tasks.append(Task(task.name, instruction, bddl, states))
+    return tasks
 
 
 class Scene:
     """A row's simulator."""
 
     def __init__(self, task: Task, settle_steps: int) -> None:
-        """Builds it; `settle_steps` are run after each reset, so that what was set down comes to rest."""
+        """Builds it; `settle_steps` are run after each reset, so that objects come to rest."""
         from libero.libero.envs.env_wrapper import ControlEnv
         from robosuite.utils.observables import Observable
         from robosuite.utils.transform_utils import quat2axisangle
@@ -149,13 +150,13 @@ class Scene:
         self._env = self._wrapper.env
         self._drawn_once = list(self._env.object_property_initializers)
         np.random.seed(ORDER_SEED)
-        self._generators = [np.random.get_state()]  # before the reset of each initial state, as far as it is known
+        self._generators = [np.random.get_state()]  # state before the reset of each initial state, as far as computed
         for name in set(self._env.observation_names) - set(_PROPRIO):
             self._env.modify_observable(name, "enabled", False)
         self._env.add_observable(Observable(_VIEW, self._view(), sampling_rate=self._env.control_freq))
         known = [self._env.obj_body_id[name] for name in self._env.obj_of_interest if name in self._env.obj_body_id]
         self._interest = known[:NUM_OBJECTS]
-        self._seen: dict[str, np.ndarray] = {}
+        self._observation: dict[str, np.ndarray] = {}
         self._success = False
 
     def begin(self, start: Start) -> None:
@@ -167,21 +168,21 @@ class Scene:
         else:
             self._reset_as_in_order(start.state)
             state = self._states[start.state]
-        self._seen = self._wrapper.set_init_state(state)
+        self._observation = self._wrapper.set_init_state(state)
         self._success = bool(self._wrapper.check_success())
         for _ in range(self._settle_steps):
             self.step(REST)
 
     def step(self, action: np.ndarray) -> None:
         """Runs one control step; action [7] in [-1, 1]."""
-        self._seen, _, self._success, _ = self._env.step(np.clip(action, -1.0, 1.0))
+        self._observation, _, self._success, _ = self._env.step(np.clip(action, -1.0, 1.0))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns the row's state; `privileged` is proprioception and where the goal's first objects are, metres.
+        """Returns the row's state; `privileged` is proprioception and the positions (m) of the goal's first objects.
 
         proprio  float32 [8], tool position (m), its rotation as axis times angle (rad), both fingers (m)
         """
-        position, rotation, fingers = (self._seen[name] for name in _PROPRIO)
+        position, rotation, fingers = (self._observation[name] for name in _PROPRIO)
         objects = np.zeros((NUM_OBJECTS, 3), dtype=np.float32)
         objects[: len(self._interest)] = self._env.sim.data.body_xpos[self._interest]
         proprio = np.concatenate([position, self._rotation_vector(rotation.copy()), fingers]).astype(np.float32)
@@ -194,14 +195,14 @@ class Scene:
         }
 
     def image(self, renderer: Renderer, camera: str, size: int) -> np.ndarray:
-        """Returns the benchmark's camera observation, uint8 [size, size, 3], upright (there: upside down).
+        """Returns the benchmark's camera observation, uint8 [size, size, 3], upright (the benchmark's is upside down).
 
-        It is of the moment at which robosuite samples its observations, which lies within the last control step.
+        It shows the moment at which robosuite samples its observations, within the last control step.
         """
-        data, sampled = self._env.sim.data._data, self._seen[_VIEW]
-        now = {name: np.array(getattr(data, name)) for name in _SEEN}
+        data, sampled = self._env.sim.data._data, self._observation[_VIEW]
+        now = {name: np.array(getattr(data, name)) for name in _VIEW_FIELDS}
         start = 0
-        for name in _SEEN:
+        for name in _VIEW_FIELDS:
             getattr(data, name).flat[:] = sampled[start : start + now[name].size]
             start += now[name].size
         try:
@@ -219,7 +220,7 @@ class Scene:
         self._wrapper.close()
 
     def _reset_as_in_order(self, number: int) -> None:
-        """Resets as the benchmark does for this initial state after those before it."""
+        """Resets as the benchmark does when it runs its initial states in order up to this one."""
         known = len(self._generators)
         for k in range(min(number, known - 1), number + 1):
             np.random.set_state(self._generators[k])
@@ -242,11 +243,11 @@ class Scene:
         raise RuntimeError(f"{self.task.name}: no valid placement of its objects in {_MOST_DRAWS} draws")
 
     def _view(self) -> Callable[[dict], np.ndarray]:
-        """Returns a sensor of everything that an image depends on, which is far cheaper than an image."""
+        """Returns a sensor that records what an image depends on, which is far cheaper than an image."""
         from robosuite.utils.observables import sensor
 
         @sensor(modality=_VIEW)
         def view(_cache: dict) -> np.ndarray:
-            return np.concatenate([np.ravel(getattr(self._env.sim.data._data, name)) for name in _SEEN])
+            return np.concatenate([np.ravel(getattr(self._env.sim.data._data, name)) for name in _VIEW_FIELDS])
 
         return view

@@ -5,7 +5,7 @@ make_env              config -> simulator -> EpisodeEnv
     maniskill_rows      which simulator, and with which arguments of the task
     simulators          physics and images of N rows on a CPU: batched, or stock
     gpu_simulator       one stock CUDA env with N rows that begin and end separately
-      tasks               what is read from a task's state, and scripted experts
+      tasks               values read from a task's state, and scripted experts
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 EXPERT_TASKS = ("PickCube-v1", "PushCube-v1", "PullCube-v1", "StackCube-v1")
 CONTROL_MODE = "pd_ee_delta_pose"  # of the experts
-WORKER_IMPORTS = ("envs.maniskill_rows",)  # what a worker imports for its envs, which takes seconds
+WORKER_IMPORTS = ("envs.maniskill_rows",)  # modules that a worker imports for its envs, which takes seconds
 
 
 class Backend(StrEnum):
     """Which physics steps the env."""
 
-    auto = "auto"  # gpu where there is one, else batched CPU, else stock
+    auto = "auto"  # gpu if available, else batched CPU, else stock
     batched = "batched"  # N CPU scenes in one process behind ManiSkill's batched code path
-    cpu = "cpu"  # batched CPU, else stock, also where there is a GPU
+    cpu = "cpu"  # batched CPU, else stock, even if a GPU is available
     stock = "stock"  # one stock ManiSkill env object per row
     gpu = "gpu"  # one batched physx_cuda env
 
@@ -44,8 +44,8 @@ class ManiskillOptions(EnvOptions):
     control_mode: str = CONTROL_MODE
     robot: str | None = None  # ManiSkill's robot_uids; None: the task's default
     camera_fov: float | None = None  # of the first camera, radians; None: as the task has it
-    decimate: bool = True  # lighter visual meshes, where a CPU renders
-    show_goal: bool = False  # whether goal markers are seen in images
+    decimate: bool = True  # lighter visual meshes when rendering on a CPU
+    show_goal: bool = False  # whether images show goal markers
     goal_in_proprio: bool = True  # whether the proprioception holds the goal position
     objects_in_proprio: bool = False  # whether it holds the positions of the task's objects, as a tracker reports them
 
@@ -61,10 +61,10 @@ class ManiskillOptions(EnvOptions):
     def conditions(self, sees: bool, kind: str) -> dict[str, Any]:
         """Returns what an evaluation must share with the training.
 
-        The CPU's backends are one, with equal bits.  A GPU is another: its inverse kinematics takes one step along the
-        Jacobian, a reset draws for all rows at once, and images have the original meshes.  Frequencies, gains and
-        solver settings are the task's and the robot's own, alike on CPUs and GPUs: task, robot, control mode and
-        versions determine them.
+        The CPU's backends count as one, since their results are bit-equal.  The GPU's differs: its inverse kinematics
+        takes one step along the Jacobian, a reset draws for all rows at once, and images have the original meshes.
+        Frequencies, gains and solver settings are those of the task and the robot on CPUs and GPUs alike: task, robot,
+        control mode and versions determine them.
         """
         on_gpu = self.on_accelerator(kind)
         return {
@@ -85,9 +85,9 @@ def read_options(config: EnvConfig) -> ManiskillOptions:
 
 
 def why_no_expert(config: EnvConfig) -> str | None:
-    """Returns why there is no scripted expert for an env section, None if there is one.
+    """Returns why an env section has no scripted expert, None if it has one.
 
-    Robots are not looked at: whether one has an arm with a gripper is known when it is built.
+    The robot is not checked: whether it has an arm with a gripper is known only once it is built.
     """
     if config.task not in EXPERT_TASKS:
         return f"env.task is {config.task!r}, but scripted experts are for {', '.join(EXPERT_TASKS)} only"

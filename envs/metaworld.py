@@ -6,7 +6,7 @@ their values when the task was built:
 
     the model      a reset moves bodies, sites and cameras of the model itself
     attributes     of the task's object, among them what rewards compare with
-    the state      a reset simulates the hand's way to its first place twice, the first time from its last place
+    the state      a reset moves the hand to its start position twice, the first time from where it was
 
 Objects and goal are drawn by MetaWorld's own reset, but from the seed; with these values the episode begins as in the
 benchmark.
@@ -30,7 +30,7 @@ from rlinf_embodied.config.checks import did_you_mean, require, require_one_of
 
 UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")  # how these cameras hang
 SUITES = ("mt10", "mt25", "mt50")
-MOST_STEPS = 500  # of an episode: MetaWorld refuses further ones
+MOST_STEPS = 500  # of an episode: MetaWorld refuses more
 NUM_STATE = 39  # what MetaWorld observes: hand, fingers and objects now and one step before, and the goal
 BEST = np.float32(10.0)  # MetaWorld's reward of a solved task
 
@@ -40,9 +40,9 @@ class MetaworldOptions(ForeignOptions):
     """The options in env.options."""
 
     pictures: str = "light"  # without shadows, reflections and smoothed edges; "benchmark": as MetaWorld draws them
-    show_goal: bool = True  # whether images show goals and other marks; only its mark tells where a reach ends
+    show_goal: bool = True  # whether images show goals and other marks; in reach tasks only the mark shows the goal
     goal_in_proprio: bool = False  # whether the proprioception holds the goal's position
-    tasks: list[str] = field(default_factory=list)  # of the suite, those that episodes are of; []: all of them
+    tasks: list[str] = field(default_factory=list)  # the suite's tasks to use; []: all of them
     spare_scenes: int = 20
     instructions: dict[str, str] = field(default_factory=dict)  # by task; MetaWorld itself has none
 
@@ -52,7 +52,7 @@ class MetaworldOptions(ForeignOptions):
 
 
 class Metaworld(Adapter):
-    """A task or a suite, whose tasks rows take in turn by the reset seed."""
+    """A task, or a suite: the reset seed determines a row's task."""
 
     key, name, packages = "metaworld", "MetaWorld", ("metaworld", "mujoco")
     cameras = (*UPSIDE_DOWN, "topview", "gripperPOV", "behindGripper")
@@ -80,26 +80,27 @@ class Metaworld(Adapter):
         self.film_camera = next(iter(cameras), self.cameras[0])
         suites = dict(zip(SUITES, (env_dict.MT10_V3, env_dict.MT25_V3, env_dict.MT50_V3), strict=True))
         self._names = list(suites.get(self.task, [self.task]))
-        which = len(self._names) if len(self._names) > 1 else 0
+        one_hot_size = len(self._names) if len(self._names) > 1 else 0
         proprio = 10 if self.options.goal_in_proprio else 4
-        state = {"proprio": proprio, "privileged": NUM_STATE + which, "object": 3}
+        state = {"proprio": proprio, "privileged": NUM_STATE + one_hot_size, "object": 3}
         return Facts([(n, self.options.instructions[n]) for n in self._names], 4, state, "metaworld (mujoco)")
 
     def scene(self, task: int) -> Scene:
-        which = np.eye(len(self._names), dtype=np.float32)[task] if len(self._names) > 1 else np.zeros(0, np.float32)
-        return Scene(self._names[task], self.options, which)
+        num_tasks = len(self._names)
+        one_hot = np.eye(num_tasks, dtype=np.float32)[task] if num_tasks > 1 else np.zeros(0, np.float32)
+        return Scene(self._names[task], self.options, one_hot)
 
 
 class Scene:
     """A row's simulator."""
 
-    def __init__(self, task: str, options: MetaworldOptions, which: np.ndarray) -> None:
-        """Builds it; `which` is the one-hot index of the task in its suite."""
+    def __init__(self, task: str, options: MetaworldOptions, one_hot: np.ndarray) -> None:
+        """Builds it; `one_hot` is the index of the task in its suite, empty for a single task."""
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
         from metaworld.policies import ENV_POLICY_MAP
 
         warnings.filterwarnings("ignore", message="Constant")  # from scripted policies whose actions are clipped
-        self._options, self._which, self._reaches = options, which, task.startswith("reach")
+        self._options, self._one_hot, self._reaches = options, one_hot, task.startswith("reach")
         cls = ALL_V3_ENVIRONMENTS[task]
         self._env = type(cls.__name__, (cls,), {"_initialize_simulation": _simulation})()
         self._env._partially_observable = False  # the goal is part of the observation, as in MT1, MT10 and MT50
@@ -108,7 +109,7 @@ class Scene:
         self._env._set_task_inner()
         self._policy = ENV_POLICY_MAP[task]()
         self._first = Snapshot(self._env, ignored=("sawyer_observation_space",))
-        self.drawn = np.zeros(0)  # where this episode's objects and goal are, as MetaWorld codes it
+        self.drawn = np.zeros(0)  # positions of this episode's objects and goal, as MetaWorld encodes them
 
     def begin(self, start: Start) -> None:
         env = self._env
@@ -119,12 +120,12 @@ class Scene:
         self.drawn = np.array(env._last_rand_vec)
         self._first.restore()
         env._last_rand_vec, env._freeze_rand_vec = self.drawn.copy(), True
-        self._seen, _ = env.reset()
+        self._observation, _ = env.reset()
         self._reward, self._success = 0.0, False
 
     def step(self, action: np.ndarray) -> None:
         """Runs one control step of 12.5 ms; action [4] in [-1, 1]."""
-        self._seen, reward, _, _, info = self._env.step(np.clip(action, -1.0, 1.0))
+        self._observation, reward, _, _, info = self._env.step(np.clip(action, -1.0, 1.0))
         self._reward, self._success = float(reward), bool(info["success"])
 
     def state(self) -> dict[str, Any]:
@@ -132,25 +133,25 @@ class Scene:
 
         reward      MetaWorld's, divided by that of a solved task (10)
         proprio     the hand's position (m) and how far its fingers are open (0 to 1), float32 [4]; with
-                    env.options.goal_in_proprio also the goal's position and the way from the hand to it
+                    env.options.goal_in_proprio also the goal's position and its offset from the hand
         privileged  what MetaWorld observes: hand (m), fingers, up to two objects (m, quaternion), the same one step
-                    before, goal, float32 [39]; and of a suite which of its T tasks it is, one-hot [T]
+                    before, goal, float32 [39]; for a suite of T tasks also the task's index, one-hot [T]
         object      the task's first object; of a reach, the goal
         """
-        state = self._seen.astype(np.float32)
+        state = self._observation.astype(np.float32)
         hand, goal = state[:4], state[-3:]
         proprio = np.concatenate([hand, goal, goal - hand[:3]]) if self._options.goal_in_proprio else hand
         return {
             "success": np.bool_(self._success),
             "reward": np.float32(self._reward) / BEST,
             "proprio": proprio,
-            "privileged": np.concatenate([state, self._which]),
+            "privileged": np.concatenate([state, self._one_hot]),
             "object": goal if self._reaches else state[4:7],
         }
 
     def expert(self) -> np.ndarray:
         """Returns the scripted policy's next action in [-1, 1], float32 [4], for the present observation."""
-        return np.asarray(self._policy.get_action(self._seen), dtype=np.float32).clip(-1.0, 1.0)
+        return np.asarray(self._policy.get_action(self._observation), dtype=np.float32).clip(-1.0, 1.0)
 
     def open_renderer(self) -> Renderer:
         renderer = Renderer(self._env.model, light=self._options.pictures == "light")
@@ -168,7 +169,7 @@ class Scene:
 
 
 def _simulation(env: Any) -> tuple[Any, Any]:
-    """Returns an env's model, a copy of what was compiled of its file once, and data: Gymnasium compiles every time."""
+    """Returns an env's model and data; compiles the model's file only once, where Gymnasium does so every time."""
     import mujoco
 
     model = copy.copy(_compiled(env.fullpath))

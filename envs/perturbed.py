@@ -1,6 +1,6 @@
 """What env.perturb changes in the images of a ManiSkill scene: camera poses, light, and the colours of table and floor.
 
-Each scene is changed once, when it is built, and in the same way; videos show it from where they always do.
+All scenes are changed once, when they are built, and in the same way.  The cameras of videos are not moved.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from rlinf_embodied.randomness import normal, uniform
 AXES = ("camera", "camera_turn", "light", "texture")
 
 
-def perturb_scenes(task: BaseEnv, cameras: Sequence[str], how: PerturbConfig) -> None:
-    """Changes all scenes of a task; `cameras` are the names of those that policies see through."""
-    if how.camera or how.camera_turn:
+def perturb_scenes(task: BaseEnv, cameras: Sequence[str], perturb: PerturbConfig) -> None:
+    """Changes all scenes of a task; `cameras` are the names of the policy's cameras."""
+    if perturb.camera or perturb.camera_turn:
         for number, name in enumerate(cameras):
-            moved = _displacement(how, number)
+            displacement = _displacement(perturb, number)
             for camera in task._sensors[name].camera._render_cameras:
-                camera.local_pose = camera.local_pose * moved
-    for scene in task.scene.sub_scenes if how.light else ():
-        _relight(scene, how)
-    if how.texture:
+                camera.local_pose = camera.local_pose * displacement
+    for scene in task.scene.sub_scenes if perturb.light else ():
+        _relight(scene, perturb)
+    if perturb.texture:
         goal_free = [a for a in task.scene.actors.values() if a.px_body_type != "dynamic" and "goal" not in a.name]
         for number, actor in enumerate(goal_free):
             for entity in actor._objs:
-                _repaint(entity, uniform(how.seed, "perturb texture", number, shape=(3,)))
+                _repaint(entity, uniform(perturb.seed, "perturb texture", number, shape=(3,)))
 
 
-def _displacement(how: PerturbConfig, camera: int) -> sapien.Pose:
-    """Returns the displacement in a camera's own frame: distance and angle as given, direction and axis drawn."""
+def _displacement(perturb: PerturbConfig, camera: int) -> sapien.Pose:
+    """Returns a displacement in the camera's frame: distance and angle from `perturb`, direction and axis at random."""
     direction, axis = (
-        _unit(normal(how.seed, f"perturb camera {what}", camera, shape=(3,))) for what in ("way", "axis")
+        _unit(normal(perturb.seed, f"perturb camera {what}", camera, shape=(3,))) for what in ("way", "axis")
     )
-    half = np.deg2rad(how.camera_turn) / 2
-    return sapien.Pose(direction * how.camera, [np.cos(half), *(axis * np.sin(half))])
+    half = np.deg2rad(perturb.camera_turn) / 2
+    return sapien.Pose(direction * perturb.camera, [np.cos(half), *(axis * np.sin(half))])
 
 
 def _unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
-def _relight(scene: sapien.Scene, how: PerturbConfig) -> None:
-    """Makes each light, and each of its colours, brighter or darker by the share `how.light`."""
-    signs = np.sign(uniform(how.seed, "perturb light", np.arange(8), shape=(3,)) - 0.5)
-    factors = 1 + how.light * signs
+def _relight(scene: sapien.Scene, perturb: PerturbConfig) -> None:
+    """Makes each light, and each of its colours, brighter or darker by the share `perturb.light`."""
+    signs = np.sign(uniform(perturb.seed, "perturb light", np.arange(8), shape=(3,)) - 0.5)
+    factors = 1 + perturb.light * signs
     scene.render_system.ambient_light = scene.render_system.ambient_light * factors[0]
     for number, light in enumerate(scene.render_system.lights):
         light.color = light.color * factors[1 + number % 7]
@@ -59,7 +59,7 @@ def _relight(scene: sapien.Scene, how: PerturbConfig) -> None:
 def _repaint(entity: sapien.Entity, colour: np.ndarray) -> None:
     """Gives the meshes of an entity one colour instead of their textures.
 
-    Their copies are new: materials are shared with other scenes of the process.
+    The meshes are copied, since materials are shared with other scenes of the process.
     """
     for old in [part for part in entity.components if isinstance(part, RenderBodyComponent)]:
         if not all(isinstance(shape, RenderShapeTriangleMesh) for shape in old.render_shapes):

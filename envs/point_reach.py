@@ -1,4 +1,4 @@
-"""A deterministic toy env: move a point to a goal; all rows are in a few tensors, like a GPU simulator's."""
+"""A deterministic toy env: move a point to a goal.  All rows share a few tensors, as in a GPU simulator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_embodied.randomness import uniform
 
 STEP = 0.15  # of the unit square's half side, at action 1
 REACHED = 0.15  # distance at which the goal is reached
-GAP = 0.2  # half the width of the way through the wall
+GAP = 0.2  # half the width of the gap in the wall
 _CLEARANCE = 0.1  # minimum distance from the wall at the start and the goal
 _POINT_RGB, _GOAL_RGB, _BACK_RGB, _WALL_RGB = (230, 40, 40), (40, 200, 60), (30, 30, 40), (200, 200, 200)
 
@@ -26,7 +26,7 @@ _POINT_RGB, _GOAL_RGB, _BACK_RGB, _WALL_RGB = (230, 40, 40), (40, 200, 60), (30,
 class PointOptions(EnvOptions):
     """The options in env.options."""
 
-    gap: float | None = None  # y of the way through a wall at x = 0; episodes begin left of it and end right of it
+    gap: float | None = None  # y of the gap in a wall at x = 0; episodes start left of the wall and end right of it
 
     def __post_init__(self) -> None:
         rule = "the wall goes from -1 to 1"
@@ -103,8 +103,8 @@ class PointSimulator(Simulator):
     def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Draws point and goal; the second camera sees the mirror image of the first, and so on."""
         index = torch.as_tensor(list(rows), device=self.device)
-        seen = self._draw(index, self._config.obs_size)
-        return {name: seen if k % 2 == 0 else seen.flip(2) for k, name in enumerate(self._config.cameras)}
+        images = self._draw(index, self._config.obs_size)
+        return {name: images if k % 2 == 0 else images.flip(2) for k, name in enumerate(self._config.cameras)}
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
         drawn = self._draw(torch.as_tensor(list(rows), device=self.device), size).cpu()
@@ -127,10 +127,10 @@ class PointSimulator(Simulator):
         return image
 
     def expert(self) -> Tensor:
-        """Heads for the goal; before the wall for a point in front of the gap, then for one behind it."""
+        """Heads for the goal; left of the wall first for a point in front of the gap, then for one behind it."""
         target = self._goal
         if self._gap is not None:
-            left, near = self._point[:, :1] < 0, (self._point[:, 1:] - self._gap).abs() < GAP / 2
+            is_left, in_line = self._point[:, :1] < 0, (self._point[:, 1:] - self._gap).abs() < GAP / 2
             stops = self._point.new_tensor([[-_CLEARANCE, self._gap], [2 * _CLEARANCE, self._gap]])
-            target = torch.where(left, torch.where(near, stops[1], stops[0]), self._goal)
+            target = torch.where(is_left, torch.where(in_line, stops[1], stops[0]), self._goal)
         return ((target - self._point) / STEP).clamp(-1, 1)

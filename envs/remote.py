@@ -1,13 +1,13 @@
-"""A robot or simulator elsewhere: env=remote env.options.url=ws://<host>:<port> (docs/serving.md).
+"""A robot or simulator on another machine: env=remote env.options.url=ws://<host>:<port> (docs/serving.md).
 
 The questions are those of envs/foreign/wire.py.  Each is a msgpack dict over a websocket (interfaces/serving.py) with
-its `kind`, values and arrays side by side, the `number` of the question and the `session` that it belongs to:
+its `kind`, values and arrays, the `number` of the question and the `session` that it belongs to:
 
     {"session": "6f1c...", "number": 7, "kind": "step", "rows": [0], "actions": float32 [1, 7]}
     {"number": 7, "kind": "state", "reward": float32 [1], "success": bool [1], "proprio": float32 [1, P], ...}
 
 A question without an answer is sent again under its number, over a new connection if the old one broke.  The server
-runs a number once and repeats its answer, so that no step is lost or taken twice.
+runs each number once and repeats its answer, so no step is lost or run twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.serving import MAX_BYTES, pack, unpack
 
 VERSION = 1  # of these messages
-_OPEN_S = 600.0  # limit of the first answer: a server builds its simulator before it
+_OPEN_S = 600.0  # limit for the first answer, before which a server builds its simulator
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class RemoteOptions(EnvOptions):
 
 
 class Server:
-    """A server elsewhere as a `Link`: every question has one answer, whatever the network loses."""
+    """A server on another machine as a `Link`; lost messages are sent again, so every question gets one answer."""
 
     def __init__(self, options: RemoteOptions, opening: Mapping[str, Any]) -> None:
         """Connects, and asks the server to open its rows.
@@ -91,48 +91,48 @@ class Server:
         return connect(options.url, compression=None, max_size=MAX_BYTES, open_timeout=max(5.0, options.timeout_s))
 
     def _send(self) -> None:
-        """Sends the question, over a new connection if there is none; what is lost is noticed by `answer`."""
+        """Sends the question, over a new connection if there is none; `answer` detects a lost one."""
         with contextlib.suppress(WebSocketException, OSError):
             self._socket = self._socket or self._connected()
             self._socket.send(self._question)
 
     def answer(self, timeout_s: float | None = None) -> Message:
-        """Returns the answer, or raises SimulatorError: the server reports one, is gone, or speaks otherwise."""
+        """Returns the answer; raises SimulatorError if the server fails, is gone or uses another protocol."""
         timeout_s, why = timeout_s or self._options.timeout_s, "it cannot be reached"
         for attempt in range(1 + self._options.retries):
             if attempt:
                 self._send()
             try:
                 while self._socket is not None:
-                    found = self._read(self._socket.recv(timeout_s))
-                    if found is not None:
-                        return found
+                    answer = self._read(self._socket.recv(timeout_s))
+                    if answer is not None:
+                        return answer
             except TimeoutError:
                 why = f"no answer in {timeout_s:g} s"
             except (WebSocketException, OSError) as error:
                 why, self._socket = str(error), None
-        options, asked = self._options, f"{self._kind!r} was sent {1 + self._options.retries} times"
+        options, attempts = self._options, f"{self._kind!r} was sent {1 + self._options.retries} times"
         raise SimulatorError(
-            f"the env server at {options.url} is gone ({why}; {asked}): see that it runs and can be reached, or use a "
-            "larger env.options.timeout_s or retries, then give the same command again"
+            f"the env server at {options.url} is gone ({why}; {attempts}): check that it runs and can be reached, or "
+            "use a larger env.options.timeout_s or retries, then run the same command again"
         )
 
     def _read(self, data: bytes | str) -> Message | None:
-        """Returns the answer in some bytes; None for one to an earlier question, which arrived late."""
+        """Returns the answer in a message; None if it is a late answer to an earlier question."""
         try:
-            found = {} if isinstance(data, str) else unpack(data)
+            answer = {} if isinstance(data, str) else unpack(data)
         except ServerError:
-            found = {}
-        if not isinstance(found.get("kind"), str) or not isinstance(found.get("number"), int):
+            answer = {}
+        if not isinstance(answer.get("kind"), str) or not isinstance(answer.get("number"), int):
             raise self._foreign(f"{str(data)[:60]!r} is no answer")
-        if found.pop("number") != self._number:
+        if answer.pop("number") != self._number:
             return None
-        if found["kind"] == "error":
-            action = "put that right, then give the same command again"
+        if answer["kind"] == "error":
+            action = "fix that, then run the same command again"
             raise SimulatorError(
-                f"the env server at {self._options.url} failed in {self._kind!r}: {found.get('text')} ({action})"
+                f"the env server at {self._options.url} failed in {self._kind!r}: {answer.get('text')} ({action})"
             )
-        return found
+        return answer
 
     def _foreign(self, what: str) -> SimulatorError:
         action = "give the url of experiments/serve_env.py, or see docs/serving.md for the messages"
@@ -143,13 +143,13 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     """Returns `num_envs` rows of the server; arguments as envs.maniskill.make_env, tensors are on the CPU.
 
     Raises:
-        ConfigError: an unknown option, a url without a server, or env.control_hz is not the robot's.
+        ConfigError: an option is unknown, no server answers at the url, or env.control_hz is not the robot's.
         SimulatorError: the server cannot open these rows, or speaks another protocol.
     """
     opening = {"task": config.task, "rows": num_envs, "cameras": list(config.cameras), "size": config.obs_size}
     link = Server(read_options(config), opening)
     adapter = Adapter(config.task, None)
-    adapter.scripted = link.facts.scripted  # pyright: ignore[reportAttributeAccessIssue] - of all servers' envs
+    adapter.scripted = link.facts.scripted  # pyright: ignore[reportAttributeAccessIssue] - per server, not per class
     simulator = ForeignSimulator(config, adapter, link.facts, [range(num_envs)], [link])
     return EpisodeEnv(config, simulator, lambda: simulator.tasks, render_final)
 

@@ -27,56 +27,57 @@ from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, FeatureKind, 
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import reset_seed
 
-Seen = np.ndarray | dict[str, np.ndarray]  # of N rows, or of one
+Arrays = np.ndarray | dict[str, np.ndarray]  # an observation of N rows, or of one
 
 
-class Shown(StrEnum):
+class ObservationKind(StrEnum):
     """Which part of an observation SB3's policy receives."""
 
-    state = "state"  # all that the simulator knows, without the clock
-    proprio = "proprio"  # what the robot may know
-    dict = "dict"  # proprio, and image, the first camera's
+    state = "state"  # the simulator's full state, without the clock
+    proprio = "proprio"  # the robot's proprioception
+    dict = "dict"  # proprio, and the first camera's image
 
 
 class StableBaselinesVec(VecEnv):
-    """N rows behind SB3's interface; info has what SB3's Monitor would add, so that none is needed.
+    """N rows behind SB3's interface; info has the entries that SB3's Monitor would add, so it needs no Monitor.
 
     The info of an episode's last step has terminal_observation, TimeLimit.truncated, episode and, where the task can be
     solved, is_success.
     """
 
-    def __init__(self, env: VectorEnv, observations: Shown | str = Shown.state) -> None:
+    def __init__(self, env: VectorEnv, observations: ObservationKind | str = ObservationKind.state) -> None:
         """Wraps an env.
 
         Raises:
             ConfigError: its chunks have several actions, or it lacks the requested observations.
         """
-        if observations not in list(Shown):
-            raise ConfigError(f"observations is {observations!r}, but it must be one of {', '.join(Shown)}")
-        self._env, self._shown = env, Shown(observations)
+        if observations not in list(ObservationKind):
+            choices = ", ".join(ObservationKind)
+            raise ConfigError(f"observations is {observations!r}, but it must be one of {choices}")
+        self._env, self._kind = env, ObservationKind(observations)
         if env.spec.chunk != 1:
             raise ConfigError(f"env.chunk is {env.spec.chunk}, but SB3 chooses one action at a time: use 1")
-        if self._shown is Shown.dict and not env.spec.cameras:
+        if self._kind is ObservationKind.dict and not env.spec.cameras:
             raise ConfigError("observations is 'dict', but env.cameras is []: name a camera, or use 'state'")
         self._seed, self._numbers = 0, np.zeros(env.spec.num_envs, np.int64)  # of each row's episode
         self._actions = np.zeros(0)
         self._start_s = time.time()
         size, discrete = (env.spec.action_dim,), spaces.Discrete(env.spec.action_dim)
         actions = discrete if env.spec.categorical else spaces.Box(-1.0, 1.0, size, np.float32)
-        super().__init__(env.spec.num_envs, _observation_space(env.spec, self._shown), actions)
+        super().__init__(env.spec.num_envs, _observation_space(env.spec, self._kind), actions)
 
     def reset(self) -> VecEnvObs:
-        """Starts an episode in every row, with the seeds of `seed` where it was called before."""
-        given = [seed for seed in self._seeds if seed is not None]
+        """Starts an episode in every row, with the seeds given to `seed` if it was called before."""
+        seeds = [seed for seed in self._seeds if seed is not None]
         self._reset_seeds()
         self._reset_options()
         self.reset_infos = [{} for _ in range(self.num_envs)]
-        if len(given) == self.num_envs:
-            self._seed, self._numbers[:] = int(given[0]) % 2**31, 0
+        if len(seeds) == self.num_envs:
+            self._seed, self._numbers[:] = int(seeds[0]) % 2**31, 0
         else:
             self._numbers += 1
-            given = self._episode_seeds()
-        return self._visible(self._env.reset([int(seed) for seed in given]))
+            seeds = self._episode_seeds()
+        return self._arrays(self._env.reset([int(seed) for seed in seeds]))
 
     def step_async(self, actions: np.ndarray) -> None:
         self._actions = actions
@@ -91,7 +92,7 @@ class StableBaselinesVec(VecEnv):
         for episode in result.episodes:
             self._numbers[episode.row] += 1
             assert result.final_observation is not None
-            last = self._visible(result.final_observation.rows([result.final_rows.index(episode.row)]))
+            last = self._arrays(result.final_observation.rows([result.final_rows.index(episode.row)]))
             metrics = episode.metrics
             info = {"episode": {"r": metrics["return"], "l": int(metrics["episode_len"]), "t": now_s}}
             if "success_once" in metrics:
@@ -101,23 +102,23 @@ class StableBaselinesVec(VecEnv):
             )
             info["TimeLimit.truncated"] = bool(truncated[episode.row])
             infos[episode.row] = info
-        return self._visible(result.observation), rewards, terminated | truncated, infos
+        return self._arrays(result.observation), rewards, terminated | truncated, infos
 
     def close(self) -> None:
         self._env.close()
 
-    def _visible(self, observation: Observation) -> Seen:
+    def _arrays(self, observation: Observation) -> Arrays:
         """Returns the requested part of an observation, with its rows."""
-        if self._shown is Shown.state:
+        if self._kind is ObservationKind.state:
             assert observation.privileged is not None
             return observation.privileged[:, :-CLOCK_COLUMNS].cpu().numpy()
         proprio = observation.proprio.cpu().numpy()
-        if self._shown is Shown.proprio:
+        if self._kind is ObservationKind.proprio:
             return proprio
         return {"proprio": proprio, "image": next(iter(observation.images.values())).cpu().numpy()}
 
     def _episode_seeds(self, ahead: int = 0) -> list[int]:
-        """Returns the seed of each row's current episode, or of one that many episodes ahead."""
+        """Returns the seed of each row's current episode, or of the one `ahead` episodes later."""
         return reset_seed(self._seed, np.arange(self.num_envs), self._numbers + ahead).tolist()
 
     def _chunk(self, actions: np.ndarray) -> torch.Tensor:
@@ -146,11 +147,11 @@ class StableBaselinesVec(VecEnv):
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
 
 
-def _observation_space(spec: EnvSpec, shown: Shown) -> spaces.Space:
-    if shown is Shown.state:
+def _observation_space(spec: EnvSpec, kind: ObservationKind) -> spaces.Space:
+    if kind is ObservationKind.state:
         return spaces.Box(-np.inf, np.inf, (spec.privileged_dim - CLOCK_COLUMNS,), np.float32)
     proprio = spaces.Box(-np.inf, np.inf, (spec.proprio_dim,), np.float32)
-    if shown is Shown.proprio:
+    if kind is ObservationKind.proprio:
         return proprio
     (image, *_) = spec.of_kind(FeatureKind.image)
     return spaces.Dict({"image": spaces.Box(0, 255, image.shape, np.uint8), "proprio": proprio})
@@ -160,16 +161,16 @@ def make_sb3(
     env: str | EnvConfig = "PickCube-v1",
     num_envs: int = 1,
     *,
-    observations: Shown | str = Shown.state,
+    observations: ObservationKind | str = ObservationKind.state,
     **settings: object,
 ) -> StableBaselinesVec:
     """Returns rows of any env of this project as a Stable-Baselines3 `VecEnv`.
 
     Args:
-        env: a ManiSkill task, or the section `env` of a config, whose chunks must be of one action.
+        env: a ManiSkill task, or the section `env` of a config, with env.chunk=1.
         num_envs: rows N.
-        observations: "state" (all that the simulator knows), "proprio", or "dict" (proprio and image).
-        settings: keys of the section (horizon, cameras, obs_size, ...) or of env.options (robot, control_mode, ...).
+        observations: "state" (the simulator's full state), "proprio", or "dict" (proprio and image).
+        settings: keys of the section env (horizon, cameras, obs_size, ...) or of env.options (robot, ...).
 
     Raises:
         ConfigError: a setting cannot be used.

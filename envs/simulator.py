@@ -17,12 +17,12 @@ from rlinf_embodied.errors import SimulatorError
 
 
 def short(rows: Sequence[int]) -> str:
-    """Returns row numbers as text, the first ten."""
+    """Returns row numbers as text: the first ten, and how many more there are."""
     return ", ".join(map(str, rows[:10])) + (f" and {len(rows) - 10} more" if len(rows) > 10 else "")
 
 
 def all_finite(values: Tensor) -> bool:
-    """Returns whether no float32 entry is NaN or infinite; a sum, which costs a third of it, shows that mostly."""
+    """Returns whether all float32 entries are finite; tries their sum first, which costs a third as much."""
     return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
 
@@ -30,12 +30,12 @@ def all_finite(values: Tensor) -> bool:
 class Measurement:
     """The state of B rows after a step or reset."""
 
-    reward: Tensor  # float32 [B], the task's own, not shaped
+    reward: Tensor  # float32 [B], the task's reward before shaping
     success: Tensor  # bool [B], the task is solved now
-    proprio: Tensor  # float32 [B, P], what the robot may know
+    proprio: Tensor  # float32 [B, P], the robot's proprioception
     fail: Tensor | None = None  # bool [B], the episode cannot be solved any more and ends; None: that never happens
     privileged: Tensor | None = (
-        None  # float32 [B, Q - CLOCK_COLUMNS], all that the simulator knows; None: no more than `proprio`
+        None  # float32 [B, Q - CLOCK_COLUMNS], the simulator's full state; None: same as `proprio`
     )
     terminated: Tensor | None = None  # bool [B], the simulator itself ends the episode, solved or not; None: never
     truncated: Tensor | None = None  # bool [B], the simulator itself cuts the episode off; None: env.horizon alone does
@@ -43,30 +43,30 @@ class Measurement:
     @staticmethod
     def concatenate(parts: Sequence[Measurement]) -> Measurement:
         """Returns the rows of all parts, in order."""
-        given = [name for name in _FORMS if getattr(parts[0], name) is not None]
-        return Measurement(**{name: torch.cat([getattr(part, name) for part in parts]) for name in given})
+        present = [name for name in _FORMS if getattr(parts[0], name) is not None]
+        return Measurement(**{name: torch.cat([getattr(part, name) for part in parts]) for name in present})
 
     def checked(self, num_rows: int, simulator: object) -> Measurement:
-        """Returns itself; raises SimulatorError for a field with a wrong type, dtype or shape, or not finite values."""
-        where = f"{type(simulator).__name__}.measure returned"
+        """Returns itself; raises SimulatorError for a field with a wrong type, dtype or shape, or non-finite values."""
+        source = f"{type(simulator).__name__}.measure returned"
         for name, (dtype, axes) in _FORMS.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
             fits = isinstance(value, Tensor) and value.dtype is dtype and value.ndim == axes and len(value) == num_rows
             if not fits:
-                seen = (
+                actual = (
                     f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
                 )
-                wanted = f"{dtype} [{num_rows}{', D' * (axes - 1)}]".removeprefix("torch.")
+                expected = f"{dtype} [{num_rows}{', D' * (axes - 1)}]".removeprefix("torch.")
                 raise SimulatorError(
-                    f"{where} {name} as {seen.removeprefix('torch.')}, but {wanted} is needed: use "
-                    f"torch.as_tensor(..., dtype={dtype}) with a row for each of the env's"
+                    f"{source} {name} as {actual.removeprefix('torch.')}, but {expected} is needed: use "
+                    f"torch.as_tensor(..., dtype={dtype}) with one row per row of the env"
                 )
             if dtype is torch.float32 and not all_finite(value):
                 rows = (~value.isfinite().view(num_rows, -1).all(1)).nonzero()[:, 0].tolist()
                 raise SimulatorError(
-                    f"{where} {name} that is NaN or infinite in rows {short(rows)}: a policy would learn NaN from it; "
+                    f"{source} {name} that is NaN or infinite in rows {short(rows)}: a policy would learn NaN from it; "
                     "end such an episode with `fail` (Gymnasium: terminated), and return finite numbers"
                 )
         return self
@@ -102,15 +102,13 @@ class Simulator(Protocol):
     action_dim: int
     backend: str = "own"
     device: torch.device = torch.device("cpu")
-    history_free: bool = True  # whether an episode is a function of its seed and actions, so that it can be replayed
+    history_free: bool = True  # whether an episode is a function of its seed and actions and can be replayed
     has_success: bool = True  # whether `measure` reports success; otherwise the return is the metric
-    categorical: bool = False  # an action is the choice of one of A: the largest entry
-    control_hz: float = 0.0  # steps per second of robots that keep their own time, which env.control_hz has to name
+    categorical: bool = False  # an action is the index of the largest of its A entries
+    control_hz: float = 0.0  # steps per second of a robot with a fixed rate, which env.control_hz must equal
     state_vectors: Mapping[str, int] = {}  # the names and lengths of the parts of `proprio`; {}: one part, "proprio"
     image_sizes: Mapping[str, tuple[int, int]] = {}  # height and width of cameras that differ from env.obs_size
-    perturbs: tuple[str, ...] = (
-        "initial_steps",
-    )  # axes of env.perturb that it needs to know of; VISUAL ones are its own
+    perturbs: tuple[str, ...] = ("initial_steps",)  # axes of env.perturb that it supports besides those of EpisodeEnv
     expert: Callable[[], Tensor] | None = None  # the scripted expert's action for every row [N, A]
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
@@ -126,13 +124,13 @@ class Simulator(Protocol):
         ...
 
     def images(self, rows: Sequence[int]) -> Mapping[str, Tensor]:
-        """Returns what the cameras of env.cameras see, each uint8 [len(rows), H, W, 3].
+        """Returns the images of the cameras in env.cameras, each uint8 [len(rows), H, W, 3].
 
         Raises:
-            SimulatorError: the simulator draws none, and env.cameras asks for some.
+            SimulatorError: env.cameras names cameras, but the simulator renders no images.
         """
         raise SimulatorError(
-            f"env.cameras asks for images, but {type(self).__name__} draws none: set env.cameras=[] (policy=state "
+            f"env.cameras asks for images, but {type(self).__name__} renders none: set env.cameras=[] (policy=state "
             "does so), or write its method `images`"
         )
 
@@ -141,7 +139,7 @@ class Simulator(Protocol):
         return None
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        """Returns an image uint8 [size, size, 3] of each of these rows for a video; {} where nothing can be filmed."""
+        """Returns an image uint8 [size, size, 3] of each of these rows for a video; {} if it cannot render any."""
         return {}
 
     def close(self) -> None:

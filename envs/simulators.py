@@ -41,10 +41,10 @@ def hidden_actors(view: TaskView, show_goal: bool) -> list[Actor]:
 
 
 class _CpuRenderer:
-    """Images from one CPU scene per row; nothing here touches the physics.
+    """Images from one CPU scene per row; does not change the physics.
 
-    `views` are of one batched task, or of one stock task per row.  A filmed row gets another camera when it is first
-    filmed, which shows the original meshes and the goal.
+    `views` are of one batched task, or of one stock task per row.  A row gets another camera when it is first filmed,
+    whose images show the original meshes and the goal.
     """
 
     def __init__(self, views: Sequence[TaskView], config: EnvConfig, options: ManiskillOptions) -> None:
@@ -57,7 +57,7 @@ class _CpuRenderer:
             perturb_scenes(view.env, cameras, config.perturb)
         self._swaps: list[list[Swap]] = [[] for _ in self._places]
         if options.decimate and cameras:
-            self._swaps = [decimate_visuals(self._scene(row), seen) for row, seen in enumerate(self._cameras)]
+            self._swaps = [decimate_visuals(self._scene(row), cameras) for row, cameras in enumerate(self._cameras)]
         hidden = {view.env: hidden_actors(view, options.show_goal) for view in views}
         self._hidden = [[actor._objs[row] for actor in hidden[task]] for task, row in self._places]
         for entity in (entity for row in self._hidden for entity in row):
@@ -65,12 +65,12 @@ class _CpuRenderer:
         self._film_cameras: dict[tuple[int, int], sapien.render.RenderCameraComponent] = {}
 
     def _scene(self, row: int) -> sapien.Scene:
-        task, at = self._places[row]  # the list stays, scene recreation replaces its items
-        return task.scene.sub_scenes[at]
+        task, index = self._places[row]
+        return task.scene.sub_scenes[index]  # looked up each time: scene recreation replaces the list's items
 
     def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        seen = take_images([self._scene(row) for row in rows], [self._cameras[row] for row in rows])
-        return dict(zip(self._names, seen.unbind(1), strict=True))
+        images = take_images([self._scene(row) for row in rows], [self._cameras[row] for row in rows])
+        return dict(zip(self._names, images.unbind(1), strict=True))
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
         return {row: self._film(row, size) for row in rows}
@@ -90,12 +90,12 @@ class _CpuRenderer:
                 swap.show_light()
 
     def _add_film_camera(self, row: int, size: int) -> sapien.render.RenderCameraComponent:
-        """Adds one like the task's camera for people, or else its first sensor; it moves on when a scene is recreated.
+        """Adds a copy of the task's human render camera, or else of its first sensor; scene recreation keeps it.
 
         Raises:
             SimulatorError: the task has no camera.
         """
-        task, at = self._places[row]
+        task, index = self._places[row]
         configs = [*task._human_render_camera_configs.values(), *task._sensor_configs.values()]
         usable = [c for c in configs if c.fov is not None and (c.mount is not None or c.entity_uid is None)]
         if not usable:
@@ -112,7 +112,7 @@ class _CpuRenderer:
                 entity.add_component(camera)
                 self._scene(row).add_entity(entity)
             else:
-                body = config.mount._objs[at]
+                body = config.mount._objs[index]
                 (body.entity if isinstance(config.mount, Link) else body).add_component(camera)
         note_pack([camera], Pack.colour)
         self._film_cameras[row, size] = camera
@@ -170,7 +170,7 @@ class _StockRow(OneTask):
 
 
 class StockSimulator(Simulator):
-    """One stock ManiSkill env object per row: slower, but takes every task."""
+    """One stock ManiSkill env object per row: slower, but it runs every task."""
 
     backend = "physx_cpu (stock)"
     perturbs = (*Simulator.perturbs, *AXES)
@@ -179,10 +179,10 @@ class StockSimulator(Simulator):
         self.num_rows, settings = num_rows, {"num_envs": 1, "sim_backend": "physx_cpu", **kwargs}
         tasks = [build_task(config.task, **settings) for _ in range(num_rows)]
         for sensor in (sensor for task in tasks for sensor in sensors_of(task, config.cameras)):
-            pack, seen = sensor.config.shader_config.shader_pack, sensor.camera._render_cameras
+            pack, cameras = sensor.config.shader_config.shader_pack, sensor.camera._render_cameras
             if pack != STOCK:
-                note_pack(seen, Pack(pack))
-            for camera in seen if pack == STOCK else ():
+                note_pack(cameras, Pack(pack))
+            for camera in cameras if pack == STOCK else ():
                 give_shaders(camera, Pack.colour)  # faster ones than ManiSkill's default
         self._rows = [_StockRow(config.task, task, options) for task in tasks]
         self.action_dim = self._rows[0].action_dim
@@ -203,9 +203,9 @@ class StockSimulator(Simulator):
             self._measured[row] = None
 
     def measure(self, actions: Tensor) -> Measurement:
-        for row, one in enumerate(self._rows):
+        for row, simulator in enumerate(self._rows):
             if self._measured[row] is None:
-                self._measured[row] = one.measure(actions[row : row + 1])
+                self._measured[row] = simulator.measure(actions[row : row + 1])
         return Measurement.concatenate(self._measured)
 
     def object_positions(self) -> Tensor | None:

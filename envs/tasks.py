@@ -38,7 +38,7 @@ OFFSET_SCALE = 5.0  # offsets are centimetres to decimetres, other entries of th
 
 
 def instruction_of(task_id: str) -> str:
-    """Returns what to do, in words: the task's own sentence, or its name ("PlugCharger-v1" -> "plug charger")."""
+    """Returns the instruction of a task: from INSTRUCTIONS, or its name ("PlugCharger-v1" -> "plug charger")."""
     name = re.sub(r"-v\d+$", "", task_id)
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-_]+", " ", name).lower()
     return INSTRUCTIONS.get(task_id, " ".join(spaced.split()))
@@ -69,7 +69,7 @@ class TaskView:
         """Evaluates the current state once; `actions` [B, A] led to it (a few rewards depend on them)."""
         info = self.env.get_info()
         reward = torch.as_tensor(self.env.get_reward(obs={}, action=actions, info=info), dtype=torch.float32)
-        zeros = torch.zeros(self.env.num_envs, 7, device=self.env.device)  # of a robot without a tool (a cart-pole)
+        zeros = torch.zeros(self.env.num_envs, 7, device=self.env.device)  # for a robot without a tool (a cart-pole)
         tools = [getattr(agent, "tcp", None) for agent in self.agents]
         tcp = [zeros if tool is None else tool.pose.raw_pose for tool in tools]  # position and quaternion
         qpos = [agent.robot.get_qpos() for agent in self.agents]
@@ -82,7 +82,7 @@ class TaskView:
         )
 
     def object_position(self) -> Tensor | None:
-        """Returns the position of the first movable object, float32 [B, 3] in metres, None for a task without one."""
+        """Returns the position of the first movable object, float32 [B, 3] in metres, None if the task has none."""
         return self.objects[0].pose.p.clone() if self.objects else None
 
     def _flag(self, info: Mapping[str, object], name: str) -> Tensor:
@@ -91,17 +91,17 @@ class TaskView:
         return torch.as_tensor(info[name], device=self.env.device).bool().reshape(-1)
 
     def _proprio(self, qpos: list[Tensor], tcp: list[Tensor]) -> Tensor:
-        """Returns joints, tool poses, the goal, and the offset from each tool to it; optionally the same per object.
+        """Returns joints, tool poses, the goal and its offset from each tool; optionally the same of each object.
 
         The offset is redundant, but without it a policy sometimes learns to ignore a coordinate of the goal.
         """
         goal = torch.zeros(self.env.num_envs, 3, device=self.env.device) if self.goal is None else self.goal.pose.p
-        shown = [goal, *(goal - tool[:, :3] for tool in tcp)]
+        positions = [goal, *(goal - tool[:, :3] for tool in tcp)]
         if not self._goal_in_proprio or self.goal is None:
-            shown = [torch.zeros_like(part) for part in shown]
+            positions = [torch.zeros_like(part) for part in positions]
         for place in [body.pose.p for body in self.objects] if self._objects_in_proprio else []:
-            shown += [place, *(place - tool[:, :3] for tool in tcp)]
-        return torch.cat([*qpos, *tcp, *shown], 1)
+            positions += [place, *(place - tool[:, :3] for tool in tcp)]
+        return torch.cat([*qpos, *tcp, *positions], 1)
 
     def _privileged(self, info: Mapping[str, object], qpos: list[Tensor], tcp: list[Tensor]) -> Tensor:
         poses = [body.pose.raw_pose for body in [*self.objects, *self.mechanisms]]
@@ -122,7 +122,7 @@ TURN_RAD = 0.1  # radians at action 1
 STEP_M = 0.1  # metres of target offset at action 1
 CLEAR_RAD = 0.8  # minimum angle between the line of the fingers and a neighbour ...
 NEAR_M = 0.09  # ... that is nearer than this
-GAIN = 0.8  # of the remaining way per control step; more overshoots
+GAIN = 0.8  # share of the remaining distance per control step; a larger one overshoots
 OPEN, CLOSED = 1.0, -1.0
 
 Expert = Callable[[TaskView], Tensor]
@@ -131,38 +131,38 @@ Expert = Callable[[TaskView], Tensor]
 def expert_of(task_id: str, view: TaskView) -> Expert | None:
     """Returns the scripted expert of a task, None if it, its robot or its control mode has none."""
     agent = view.agents[0]
-    known = agent.control_mode == CONTROL_MODE and hasattr(agent, "is_grasping") and hasattr(agent, "tcp")
-    arm_only = view.env.single_action_space.shape == (NUM_ACTIONS,)  # a mobile robot has a body and wheels besides
-    return EXPERTS.get(task_id) if known and arm_only else None
+    supported = agent.control_mode == CONTROL_MODE and hasattr(agent, "is_grasping") and hasattr(agent, "tcp")
+    arm_only = view.env.single_action_space.shape == (NUM_ACTIONS,)  # a mobile robot also has a body and wheels
+    return EXPERTS.get(task_id) if supported and arm_only else None
 
 
 def _actions(move: Tensor, gripper: Tensor, turn: Tensor | None = None) -> Tensor:
-    """Assembles actions [B, 7] of offsets [B, 3] (metres), gripper commands [B, 1] and turns about z [B] (radians)."""
+    """Returns actions [B, 7] from offsets [B, 3] (metres), gripper commands [B, 1] and turns about z [B] (radians)."""
     rotation = torch.zeros_like(move)
     if turn is not None:
         rotation[:, 2] = (-turn / TURN_RAD).clamp(-1, 1)  # ManiSkill scales rotations by the negative bound
     return torch.cat([(move / STEP_M * GAIN).clamp(-1, 1), rotation, gripper], 1)
 
 
-def _approach(way: Tensor, height: float, tolerance: float) -> Tensor:
-    """Returns the way [B, 3] that comes down from `height` once it is within `tolerance` sideways."""
-    hover = way + torch.tensor([0.0, 0.0, height], device=way.device)
-    return torch.where(way[:, :2].norm(dim=1, keepdim=True) < tolerance, way, hover)
+def _approach(offset: Tensor, height: float, tolerance: float) -> Tensor:
+    """Returns the offset [B, 3] to move by: to `height` above the target, or to it once within `tolerance` sideways."""
+    hover = offset + torch.tensor([0.0, 0.0, height], device=offset.device)
+    return torch.where(offset[:, :2].norm(dim=1, keepdim=True) < tolerance, offset, hover)
 
 
-def _reached(way: Tensor, tolerance: float, height: float) -> Tensor:
+def _reached(offset: Tensor, tolerance: float, height: float) -> Tensor:
     """Returns whether an offset [B, 3] is within `tolerance` sideways and `height` vertically, as [B, 1]."""
-    return (way[:, :2].norm(dim=1, keepdim=True) < tolerance) & (way[:, 2:].abs() < height)
+    return (offset[:, :2].norm(dim=1, keepdim=True) < tolerance) & (offset[:, 2:].abs() < height)
 
 
 def pick_cube(view: TaskView) -> Tensor:
     """Grasps the cube from above and carries it to the goal; actions [B, 7]."""
     task = view.env
     tcp, cube, goal = task.agent.tcp_pose.p, task.cube.pose.p, task.goal_site.pose.p
-    way = cube - tcp
+    offset = cube - tcp
     grasped = task.agent.is_grasping(task.cube)[:, None]
-    move = torch.where(grasped, goal - cube, _approach(way, height=0.08, tolerance=0.012))
-    gripper = torch.where(grasped | _reached(way, tolerance=0.012, height=0.008), CLOSED, OPEN)
+    move = torch.where(grasped, goal - cube, _approach(offset, height=0.08, tolerance=0.012))
+    gripper = torch.where(grasped | _reached(offset, tolerance=0.012, height=0.008), CLOSED, OPEN)
     return _actions(move, gripper)
 
 
@@ -173,10 +173,10 @@ def shove_cube(view: TaskView, direction: float) -> Tensor:
     """
     task = view.env
     tcp, cube, goal = task.agent.tcp_pose.p, task.obj.pose.p, task.goal_region.pose.p
-    way = cube - tcp
-    start = way - torch.tensor([direction * 0.055, 0.0, 0.0], device=way.device)
-    behind = (way[:, :1] * direction > 0.02) & (way[:, 1:2].abs() < 0.015) & (way[:, 2:].abs() < 0.015)
-    shove = torch.cat([goal[:, :1] - cube[:, :1] + direction * 0.02, way[:, 1:]], 1)
+    offset = cube - tcp
+    start = offset - torch.tensor([direction * 0.055, 0.0, 0.0], device=offset.device)
+    behind = (offset[:, :1] * direction > 0.02) & (offset[:, 1:2].abs() < 0.015) & (offset[:, 2:].abs() < 0.015)
+    shove = torch.cat([goal[:, :1] - cube[:, :1] + direction * 0.02, offset[:, 1:]], 1)
     move = torch.where(behind, shove, _approach(start, height=0.08, tolerance=0.015))
     return _actions(move, torch.full_like(move[:, :1], CLOSED))
 
@@ -186,7 +186,7 @@ def stack_cube(view: TaskView) -> Tensor:
     task = view.env
     tcp, red, green = task.agent.tcp_pose.p, task.cubeA.pose.p, task.cubeB.pose.p
     up = torch.tensor([0.0, 0.0, 1.0], device=tcp.device)
-    way, carry = red - tcp, green + 0.04 * up - red
+    offset, carry = red - tcp, green + 0.04 * up - red
     grasped = task.agent.is_grasping(task.cubeA)[:, None]
     placed = (carry[:, :2].norm(dim=1, keepdim=True) < 0.01) & (carry[:, 2:].abs() < 0.006)
     over = _approach(carry, height=0.03, tolerance=0.015)
@@ -194,10 +194,10 @@ def stack_cube(view: TaskView) -> Tensor:
     over = torch.where(low & (carry[:, :2].norm(dim=1, keepdim=True) > 0.01), over * up, over)
     turn = _clearing_turn(task.agent.tcp_pose.q, green - red)
     turned = turn.abs()[:, None] < 0.1
-    reach = torch.where(turned, _approach(way, height=0.08, tolerance=0.012), way + 0.06 * up)
+    reach = torch.where(turned, _approach(offset, height=0.08, tolerance=0.012), offset + 0.06 * up)
     move = torch.where(grasped, over, reach)
-    move = torch.where(placed, torch.where(grasped, torch.zeros_like(way), 0.05 * up), move)
-    at_cube = _reached(way, tolerance=0.012, height=0.008)
+    move = torch.where(placed, torch.where(grasped, torch.zeros_like(offset), 0.05 * up), move)
+    at_cube = _reached(offset, tolerance=0.012, height=0.008)
     gripper = torch.where((grasped | at_cube) & ~placed, CLOSED, OPEN)
     return _actions(move, gripper, torch.where((grasped | placed)[:, 0], 0.0, turn))
 
@@ -209,7 +209,7 @@ def _clearing_turn(tool_q: Tensor, neighbour: Tensor) -> Tensor:
 
     Args:
         tool_q: quaternions of the tool [B, 4]; its y axis is the one along which the fingers close.
-        neighbour: way from the cube to the other one [B, 3] in metres.
+        neighbour: offset from the cube to the other one [B, 3] in metres.
     """
     across = quaternion_to_matrix(tool_q)[:, :2, 1]
     angle = torch.atan2(across[:, 1], across[:, 0]) - torch.atan2(neighbour[:, 1], neighbour[:, 0])

@@ -1,6 +1,6 @@
-"""Tensors that remember which of their cells were assigned, in place of SAPIEN's CUDA arrays.
+"""Tensors that record which of their cells were assigned, in place of SAPIEN's CUDA arrays.
 
-Also drive targets, and where the values of bodies and joints lie in SAPIEN's byte packs.
+Also drive targets, and the positions of the values of bodies and joints in SAPIEN's byte packs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ POSE, LINEAR, ANGULAR = slice(7), slice(7, 10), slice(10, 13)  # columns of a ri
 
 
 class RowSets:
-    """Row numbers that are used repeatedly, as views where they are evenly spaced.
+    """Row numbers that are used repeatedly, as views if they are evenly spaced.
 
     An index operation costs three times what copying a view does, and a step makes dozens.
     """
 
     def __init__(self) -> None:
-        self._spaced: dict[int, tuple[Tensor, slice]] = {}  # by id; the tensor is kept so that its id stays its own
+        self._spaced: dict[int, tuple[Tensor, slice]] = {}  # by id; the reference to the tensor keeps its id unique
         self._views: dict[tuple, Tensor] = {}
         self._cells: dict[tuple[int, int], tuple[Tensor, np.ndarray]] = {}
 
@@ -41,7 +41,7 @@ class RowSets:
         return rows
 
     def view(self, buffer: CellBuffer, rows: object, columns: slice) -> Tensor | None:
-        """Returns the view of these rows and columns of a buffer, None if the rows are not remembered."""
+        """Returns the view of these rows and columns of a buffer, None if the rows are not stored."""
         spaced = self._spaced.get(id(rows))
         if spaced is None:
             return None
@@ -52,7 +52,7 @@ class RowSets:
         return view
 
     def cells(self, buffer: CellBuffer, rows: Tensor, columns: Tensor) -> np.ndarray:
-        """Returns the flat cells of a buffer at rows and columns of any shape, tensors that must not change."""
+        """Returns the flat cells of a buffer at rows and columns of any shape, which must not change later."""
         key = id(buffer), id(rows)
         if key not in self._cells:
             self._cells[key] = rows, (rows.long() * buffer.shape[1] + columns).numpy()
@@ -60,7 +60,7 @@ class RowSets:
 
 
 class CellBuffer(Tensor):
-    """A CPU tensor in place of a SAPIEN CudaArray that remembers the cells assigned since they were last applied.
+    """A CPU tensor in place of a SAPIEN CudaArray that records the cells assigned since they were last applied.
 
     SAPIEN must be given exactly the assigned cells, including unchanged values: assigning wakes a body up, so comparing
     values with those of the last step would not be enough.
@@ -76,7 +76,7 @@ class CellBuffer(Tensor):
 
     @classmethod
     def zeros(cls, row_sets: RowSets, *shape: int) -> Self:
-        """Returns a buffer of zeros, float32, no cell assigned; `row_sets` are those that are used often."""
+        """Returns a buffer of zeros, float32, no cell assigned; `row_sets` are the row numbers used repeatedly."""
         self = torch.zeros(shape).as_subclass(cls)
         self.row_sets = row_sets
         self.values = self.as_subclass(Tensor)
@@ -116,9 +116,9 @@ class CellBuffer(Tensor):
         flat[cells] = values
 
     def take_dirty_rows(self, among: np.ndarray | None = None, *columns: slice) -> Iterable[tuple]:
-        """Returns rows with assigned cells (`among` these, bool) and forgets the assignments.
+        """Returns rows with assigned cells (of the bool mask `among`) and forgets the assignments.
 
-        Each comes as its number and, for each of `columns`, whether a cell there was assigned (default: in all).
+        Each is a row number followed, for each of `columns` (default: all), by whether a cell in it was assigned.
         """
         if not self.touched:
             return ()
@@ -141,7 +141,7 @@ class CellBuffer(Tensor):
 class BodyBuffer(CellBuffer):
     """Rows of position, quaternion, linear and angular velocity, one per rigid body.
 
-    SAPIEN's packs lack the velocities of links below an articulation's root; they are fetched when they are read.
+    SAPIEN's packs lack the velocities of links below an articulation's root; these are fetched when they are read.
     """
 
     links: dict[int, object]  # row -> link below a root
@@ -171,9 +171,9 @@ class Drives:
         self._split = lru_cache(maxsize=8)(self._split_cells)
 
     def take(self) -> Callable[[int], object]:
-        """Takes the assigned targets and returns what sets those of one scene.
+        """Takes the assigned targets and returns a function that sets those of one scene.
 
-        This drops targets of scenes at rest: their next episode sets new ones.
+        Targets of scenes at rest are dropped: their next episode sets new ones.
         """
         if not self.buffer.touched:
             return lambda scene: None
@@ -192,7 +192,7 @@ class Drives:
     def _split_cells(self, dirty: bytes) -> tuple[np.ndarray, list[Setter], list[int]]:
         """Returns the assigned cells, their setters, and where those of each scene begin.
 
-        The cells are the same in most steps, those of the controllers, so this is cached.
+        This is cached, since most steps assign the same cells, those of the controllers.
         """
         cells = np.frombuffer(dirty, bool).nonzero()[0]
         setters = [self.setters[cell] for cell in cells.tolist()]

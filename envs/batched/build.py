@@ -1,6 +1,6 @@
 """Builds N CPU rows of a ManiSkill task, and looks up whether they equal stock single envs.
 
-What `experiments.bench.coverage` found with the tested versions is in `covered.json`.
+`covered.json` holds the results of `experiments.bench.coverage` with the tested versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlinf_embodied.errors import SimulatorError
 TESTED_VERSIONS = {"mani_skill": ("3.0.1",), "sapien": ("3.0.3",)}  # their internals are relied on
 COVERED = Path(__file__).with_name("covered.json")
 FAILURES = (*BUILD_ERRORS, SimulatorError)
-_ANY_VALUE = ("sensor_configs", "human_render_camera_configs", "viewer_camera_configs", "obs_mode")  # rows stay alike
+_ANY_VALUE = ("sensor_configs", "human_render_camera_configs", "viewer_camera_configs", "obs_mode")  # rows stay equal
 
 
 def make_batched_task(task_id: str, num_envs: int, render: bool, **kwargs: object) -> BaseEnv:
@@ -54,17 +54,17 @@ def make_batched_task(task_id: str, num_envs: int, render: bool, **kwargs: objec
 def check_versions() -> None:
     """Raises SimulatorError if the batched backend was not tested with the installed ManiSkill or SAPIEN."""
     for package, tested in TESTED_VERSIONS.items():
-        found = version(package)
-        if found not in tested:
+        installed = version(package)
+        if installed not in tested:
             raise SimulatorError(
-                f"{package} {found} is installed, but the batched CPU backend was tested with {package} "
+                f"{package} {installed} is installed, but the batched CPU backend was tested with {package} "
                 f"{' and '.join(tested)} only: install `{package}=={tested[-1]}`, or use stock envs "
                 "(env.options.backend=stock)"
             )
 
 
 def _with_tensors(hook: Callable[[BaseEnv], None]) -> Callable[[BaseEnv], None]:
-    """Returns a task's hook that brings the tensors up to date first: stock CPU envs have nothing to fetch."""
+    """Returns a task's hook that updates the tensors first; stock CPU envs have nothing to fetch."""
 
     def method(task: BaseEnv) -> None:
         task.scene._gpu_apply_all()
@@ -106,7 +106,7 @@ def versions() -> dict[str, str]:
 
 
 def robot_name(robot_uids: str | type[BaseAgent] | Sequence | None) -> str:
-    """Returns the table's name of robots."""
+    """Returns the name of robots in the table."""
     if robot_uids is None:
         return "default"
     if isinstance(robot_uids, list | tuple):

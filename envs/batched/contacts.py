@@ -15,11 +15,11 @@ Contact = tuple[physx.PhysxContact, bool]  # and whether the queried body comes 
 class ContactTable:
     """Looks contacts up by body or pair of bodies; a scene's contacts are fetched once per simulation state.
 
-    Only bodies in queries are kept: a robot that stands on a table has many other contacts.
+    Only contacts of queried bodies are kept: a robot that stands on a table has many other contacts.
     """
 
     def __init__(self, systems: list[physx.PhysxCpuSystem], scene_of: Callable[..., int]) -> None:
-        """`systems` is shared with the physics, which replaces items; `scene_of(*bodies)` gives the scene's number."""
+        """`systems` is shared with the physics, which replaces items; `scene_of(*bodies)` returns a scene number."""
         self._systems, self._scene_of = systems, scene_of
         self._tables: dict[int, dict[object, list[Contact]]] = {}  # by scene, those that are not empty
         self._stale = set(range(len(systems)))

@@ -1,4 +1,4 @@
-"""The controllers of a task's robots: changes for a batched env, and whether they act between two steps.
+"""The controllers of a task's robots: changes for a batched env, and whether they act between simulation steps.
 
 End-effector controllers solve for joint targets as on the CPU, N rows at a time; on a GPU, ManiSkill takes one step
 along the Jacobian, which gives other targets.
@@ -57,7 +57,7 @@ def leaf_controllers(agent: BaseAgent | None) -> list[BaseController]:
 
 
 def adopt_controllers(agent: BaseAgent | None, reset: Callable[[Callable[[], None]], None]) -> None:
-    """Changes the active controllers, once: end-effector control of N rows, and `reset(stock)` in place of a reset."""
+    """Changes the active controllers, once: end-effector control of N rows, and `reset(stock)` for a reset."""
     for controller in controllers_of(agent):
         if not isinstance(controller.reset, partial):
             controller.reset = partial(reset, controller.reset)
@@ -81,7 +81,7 @@ def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:
 
 
 def _solve(controller: PDEEPosController) -> Tensor:
-    """Returns joint targets [N, joints] for the target poses; a row without solution, or at rest, stays where it is."""
+    """Returns joint targets [N, joints] for the target poses; rows without solution or at rest keep theirs."""
     targets = controller._start_qpos.numpy().copy()
     qpos, poses = controller.articulation.get_qpos().numpy(), controller._target_pose.raw_pose.numpy()
     kinematics = controller.kinematics

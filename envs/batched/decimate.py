@@ -15,9 +15,9 @@ from envs.batched.meshes import VERSION, Mesh, decimated
 from rlinf_embodied.cache import cached
 
 VIEW_MARGIN = 1.25  # times the field of view, for bodies that move into it
-UNSEEN = 4.0  # times as wide are pixels for bodies outside every camera's view
+UNSEEN = 4.0  # factor of the pixel width for bodies outside every camera's view
 NEAREST_RADII = 0.5  # of a body's bounding sphere: a nearer camera sees only a part of it
-SPARED_TRIANGLES = 100  # a body that would not lose as many stays as it is
+SPARED_TRIANGLES = 100  # a body that would lose fewer is not decimated
 
 Camera = sapien.render.RenderCameraComponent
 RenderBody = sapien.render.RenderBodyComponent
@@ -52,7 +52,8 @@ class Swap:
 def decimate_visuals(scene: sapien.Scene, cameras: Sequence[Camera]) -> list[Swap]:
     """Replaces the heavy visual meshes of a scene by decimated copies with the same materials, scales and poses.
 
-    How many triangles a copy has follows from its distance to these cameras now, their fields of view and sizes.
+    The number of triangles of a copy depends on its current distance to these cameras, and on their fields of view and
+    image sizes.
     """
     swaps = []
     for entity in scene.entities:
@@ -95,7 +96,7 @@ _light_bodies: dict[tuple, RenderBody | None] = {}  # the rows of an env, and th
 
 
 def _lighter(body: RenderBody, pixel: float) -> RenderBody | None:
-    """Returns a decimated copy of a visual body, None where that does not pay or a shape is no mesh."""
+    """Returns a decimated copy of a visual body, None if it would save too little or a shape is not a mesh."""
     shapes = body.render_shapes
     if not shapes or not all(isinstance(shape, RenderMesh) for shape in shapes):
         return None
@@ -109,7 +110,7 @@ def _lighter(body: RenderBody, pixel: float) -> RenderBody | None:
 
 
 def _source(shape: RenderMesh) -> str:
-    """Returns a name that stands for the content of a shape's meshes."""
+    """Returns a name that identifies the content of a shape's meshes."""
     if shape.filename:
         stat = os.stat(shape.filename)
         return f"{shape.filename}|{stat.st_size}|{stat.st_mtime_ns}"
@@ -148,7 +149,7 @@ def _without_normal_map(material: Material) -> Material:
 
 
 def _stored_meshes(name: str, shape: RenderMesh, pixel: float) -> list[tuple[int, Mesh]]:
-    """Returns the number of triangles of each part of a shape and its decimated mesh, from the disk cache or for it."""
+    """Returns the number of triangles of each part of a shape and its decimated mesh, from the disk cache."""
     digest = hashlib.blake2b(f"{VERSION}|{name}|{pixel:.6g}".encode(), digest_size=16).hexdigest()
 
     def write(path: Path) -> None:

@@ -2,10 +2,10 @@
 
 SAPIEN solves one row a call: some seventy iterations of small matrices.  `clik.c` runs the same iteration, a row per
 SIMD lane; it is compiled once per machine into the cache folder.  Its joint values differ from SAPIEN's in the last
-bits of float64 and carry a bound of that difference: a row is taken only if its float32 targets and its success are
-certain.  All other rows go to SAPIEN: in practice those without solution, on which the iteration is chaotic, and about
-a percent of the others.  So does everything without a compiler, for a chain with other joints than revolute and
-prismatic ones, and for a new chain whose trial does not agree with SAPIEN.
+bits of float64, and it computes a bound of that difference: a row's result is used only if its float32 targets and its
+success are certain.  SAPIEN solves all other rows: in practice rows without solution, on which the iteration is
+chaotic, and about a percent of the rest.  SAPIEN also solves all rows if there is no compiler, if a joint is neither
+revolute nor prismatic, and if a trial of a new chain does not agree with SAPIEN.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mani_skill.agents.controllers.utils.kinematics import Kinematics
 
 from rlinf_embodied.cache import cached
 
-MAX_ITERATIONS = 100  # what ManiSkill asks of SAPIEN
+MAX_ITERATIONS = 100  # ManiSkill's argument of SAPIEN's solver
 MAX_JOINTS = 16  # as in clik.c
 
 _KINDS = {"revolute": 0, "continuous": 1, "prismatic": 2}
@@ -62,7 +62,7 @@ class RowSolver:
             self.chain = None
 
     def solve(self, rows: Sequence[int], qpos: np.ndarray, poses: np.ndarray, targets: np.ndarray) -> None:
-        """Writes joint targets of `rows`; a row without solution is left as it is.
+        """Writes joint targets of `rows`; a row without solution is not changed.
 
         Args:
             rows: row numbers.
@@ -107,7 +107,7 @@ class RowSolver:
         return values, margins, status
 
     def by_sapien(self, qpos: np.ndarray, pose: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Returns SAPIEN's solution for one row, float64 positions of the model's joints, and whether it is one."""
+        """Returns SAPIEN's solution for one row, float64 positions of the model's joints, and whether it succeeded."""
         result, success, _ = self.pmodel.compute_inverse_kinematics(
             self.link,
             sapien.Pose(pose[:3], pose[3:]),
@@ -158,13 +158,13 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def _compiled() -> Path:
-    """Returns the library's path; compiles it where this source, compiler and instruction set are new."""
+    """Returns the library's path; compiles it once per source, compiler and instruction set."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if shutil.which(compiler[0]) is None:
         raise OSError(f"there is no C compiler {compiler[0]}")
     command = [*compiler, *_FLAGS, *_instruction_set()]
-    named = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
-    digest = sha256(b"\0".join([_SOURCE.read_bytes(), " ".join(command).encode(), named])).hexdigest()[:16]
+    compiler_version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
+    digest = sha256(b"\0".join([_SOURCE.read_bytes(), " ".join(command).encode(), compiler_version])).hexdigest()[:16]
 
     def write(path: Path) -> None:
         order = [*command, "-o", str(path), str(_SOURCE), "-lm"]
@@ -205,8 +205,8 @@ class Chain(ctypes.Structure):
 def read_chain(kinematics: Kinematics) -> Chain | None:
     """Returns the chain to the controlled link, from the URDF that SAPIEN's model was made of.
 
-    Frames are turned so that each joint moves about or along its z axis.  None: there is a joint of another type, a
-    controlled joint is not on the way to the link, or there are too many.
+    Frames are rotated so that each joint moves about or along its z axis.  None: a joint has another type, a controlled
+    joint is not between the root and the link, or there are too many joints.
     """
     urdf = ElementTree.fromstring(Path(kinematics.urdf_path).read_bytes())
     above = {str(joint.find("child").get("link")): joint for joint in urdf.findall("joint")}
@@ -256,7 +256,7 @@ def _numbers(element: ElementTree.Element | None, name: str, default: str) -> np
 
 
 def _turned(roll: float, pitch: float, yaw: float) -> np.ndarray:
-    """Returns the rotation matrix [3, 3] of URDF's angles, by way of a quaternion as URDF's own reader does."""
+    """Returns the rotation matrix [3, 3] of URDF's angles, computed by a quaternion as in URDF's reader."""
     (sr, sp, sy), (cr, cp, cy) = np.sin([roll / 2, pitch / 2, yaw / 2]), np.cos([roll / 2, pitch / 2, yaw / 2])
     q = np.array(
         [

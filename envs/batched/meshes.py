@@ -10,17 +10,17 @@ from scipy.spatial import cKDTree
 
 from envs.batched.collapse import collapsed
 
-VERSION = 9  # of the meshes that this module makes: it is part of what an image depends on
+VERSION = 9  # of the meshes that this module makes; images depend on it
 TRIANGLES_PER_PIXEL = 2.5  # of a part's diagonal: at a tolerance e, a curved surface of radius r needs about r / e
 MIN_TRIANGLES = 32  # per mesh part
 LOST_PIXELS = 0.3  # parts with a smaller diagonal are left out
 WELD_PIXELS = 1 / 16  # vertices closer than this are one: loose pieces and double walls become one surface
-SLACK = 1.5  # times the target is near enough
+SLACK = 1.5  # a mesh of at most this many times the target is not changed
 AGGRESSIVENESS = 3  # of the fast edge collapse; 7 changes shapes twice as much
 SMOOTH_DEGREES = 50.0  # between triangles that are shaded as one surface
-COARSE = 8  # times the target is where the fast collapse hands over to the exact one
-LOOSE = 32  # times the target is where pieces are joined before the exact collapse, which is slow
-SOUP = 4  # times the target is good enough for a mesh of many loose pieces
+COARSE = 8  # times the target: where the fast collapse hands over to the exact one
+LOOSE = 32  # times the target: above it, loose pieces are joined before the exact collapse, which is slow
+SOUP = 4  # times the target: accepted for a mesh of many loose pieces
 FLAT = 1e-4  # relative tolerance for a rectangle with an even texture
 
 
@@ -35,7 +35,7 @@ class Mesh:
 
 
 def decimated(mesh: Mesh, pixel: float) -> Mesh:
-    """Returns a copy of a mesh with the triangles that are visible in images where a pixel is this wide.
+    """Returns a copy of a mesh with as many triangles as are visible in images with pixels of this width.
 
     Args:
         mesh: one part of a visual shape.

@@ -21,13 +21,13 @@ _ZERO = np.zeros(3, np.float32)
 class PhysicsBatch:
     """Stands in for one PhysxGpuSystem, with one CPU system per scene.
 
-    Reads: each changed scene is packed once per state, the packs are joined and spread by one index operation into the
-    `cuda_*` tensors.  Writes: `gpu_apply_*` hands the assigned cells to SAPIEN with the calls that ManiSkill's CPU path
-    would make.  Scenes that are not in `active` are neither stepped nor given drive targets.
+    Reads: each changed scene is packed once per state; one index operation scatters the joined packs into the `cuda_*`
+    tensors.  Writes: `gpu_apply_*` passes the assigned cells to SAPIEN with the calls of ManiSkill's CPU path.
+    Scenes that are not in `active` are neither stepped nor given drive targets.
     """
 
     def __init__(self, scenes: list[sapien.Scene], rendering: bool) -> None:
-        """`scenes` is shared with the ManiSkillScene, `recreate_scene` replaces items; `rendering`: with renderers."""
+        """`scenes` is shared with the ManiSkillScene, `recreate_scene` replaces its items; `rendering`: they render."""
         self.scenes, self.rendering = scenes, rendering
         self.systems: list[physx.PhysxCpuSystem] = [scene.physx_system for scene in scenes]
         self.num_scenes = len(scenes)
@@ -73,7 +73,7 @@ class PhysicsBatch:
         return [link for system in self.systems for link in system.articulation_link_components]
 
     def get_scene_offset(self, scene: sapien.Scene) -> np.ndarray:
-        """Returns zeros: every scene has its own space."""
+        """Returns zeros: scenes are separate."""
         return np.zeros(3, dtype=np.float32)
 
     # ---------------------------------------------------------------------------------------------------- construction
@@ -103,7 +103,7 @@ class PhysicsBatch:
         self._layout = index_packs(self.scenes, self.body_row, self.articulation_row, self.dof)
 
     def number(self) -> None:
-        """Numbers the bodies and articulations of all scenes; they are complete."""
+        """Numbers the bodies and articulations of all scenes, which must be complete."""
         self.row_sets = RowSets()
         self.bodies, self.body_row, self.body_scene = [], {}, []
         self.articulations, self.articulation_row, self.articulation_scene = [], {}, []
@@ -119,7 +119,7 @@ class PhysicsBatch:
                     self.articulation_scene.append(i)
 
     def recreate_scene(self, i: int) -> None:
-        """Moves everything of scene i into a new scene with a new PhysX system: the same world without its history."""
+        """Moves everything of scene i into a new scene with a new PhysX system: the same state without its history."""
         self.scenes[i] = recreated_scene(self.scenes[i], self.rendering)
         self.systems[i] = self.scenes[i].physx_system
         self._calls[i] = _bound(self.scenes[i])
@@ -136,7 +136,7 @@ class PhysicsBatch:
     def advance(self, count: int) -> None:
         """Steps every active scene `count` times, one scene after the other from its drive targets to its contacts.
 
-        The scenes are independent, and what belongs to one scene is cheap while the scene is in the CPU's cache.
+        The scenes are independent, and the work for one scene is cheap while it is in the CPU's cache.
         """
         set_position_targets = self.position_drives.take()
         set_velocity_targets = self.velocity_drives.take()

@@ -1,4 +1,4 @@
-"""Images of chosen rows: one renderer per scene, and only images that are used.
+"""Images of selected rows, with one renderer per scene; renders only images that are used.
 
             take_images          for EpisodeEnv: the rows that a policy observes
 RenderGroup > CameraGroup          for ManiSkill: all rows
@@ -56,9 +56,9 @@ def take_images(scenes: Sequence[sapien.Scene], cameras: Sequence[Sequence[Camer
 
 
 def colours(cameras: Sequence[Camera]) -> np.ndarray:
-    """Returns the RGBA images that cameras have taken [n, height, width, 4], retaken where something is transparent.
+    """Returns the RGBA images that cameras have taken [n, height, width, 4]; retakes those with transparent pixels.
 
-    Bytes, or floats in [0, 1] from ManiSkill's shader pack "default".
+    They are uint8, or floats in [0, 1] from ManiSkill's shader pack "default".
     """
     images = np.stack([camera.get_picture("Color") for camera in cameras])
     if images.dtype != np.uint8:
@@ -91,7 +91,7 @@ class CameraGroup:
         self._cameras = cameras
 
     def take_picture(self) -> None:
-        """Does nothing: an observation may need no image, and SAPIEN crashes if a camera leaves its scene before."""
+        """Does nothing: an observation may need no image, and SAPIEN crashes if a camera leaves its scene later."""
 
     def get_picture_cuda(self, name: str) -> SimpleNamespace:
         """Returns the images called `name` as a handle with .torch(), [N, height, width, channels]."""

@@ -1,7 +1,7 @@
 """ManiSkill's functions of poses and rotations for small batches, bit for bit, at a third of the time.
 
-A few dozen rows are less work than the calls that handle them: here each function is a handful of NumPy calls
-where ManiSkill's has thirty of torch.  The operations and their order are the same, and so are the results.
+For a few dozen rows the calls cost more than the arithmetic: here each function makes a handful of NumPy calls, where
+ManiSkill's makes thirty torch calls.  The operations and their order are the same, and so are the results.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _fits(value: object) -> bool:
 
 
 def with_fallback(stock: Callable, fast: Callable) -> Callable:
-    """Returns `fast` for plain float32 CPU tensors, and `stock` for all others and where `fast` is NotImplemented."""
+    """Returns a function that calls `fast` for plain float32 CPU tensors, else or on NotImplemented `stock`."""
 
     @wraps(stock)
     def function(*values: object, **named: object) -> object:
@@ -52,7 +52,7 @@ def with_fallback(stock: Callable, fast: Callable) -> Callable:
 
 
 def quaternion_multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Returns a b of quaternions [..., 4], real part first, or its negative, whose real part is not negative."""
+    """Returns the product of quaternions [..., 4], real part first, or its negative if its real part is negative."""
     return torch.from_numpy(_composed(a.numpy(), b.numpy()))
 
 
@@ -65,7 +65,7 @@ def inverse(pose: Pose) -> Pose:
 
 
 def pose_product(a: Pose, b: Pose) -> Pose:
-    """Returns the poses b, given in the frames a, in the frame that those are given in; N of each, or one of either."""
+    """Returns the products a b: poses b, relative to a, in the frame of a; N of each, or one of either."""
     left, right = a.raw_pose.numpy(), b.raw_pose.numpy()
     if left.ndim != 2 or right.ndim != 2 or (len(left) != len(right) and 1 not in (len(left), len(right))):
         return NotImplemented
@@ -143,12 +143,12 @@ def matrix_to_quaternion(matrices: Tensor) -> Tensor:
     return torch.from_numpy(chosen.reshape(*matrices.shape[:-2], 4))
 
 
-# Tasks call these by name, make poses everywhere with `Pose.create`, and Python looks operators up in the class: so the
-# faster ones have to take ManiSkill's places.
+# The faster functions replace ManiSkill's: tasks call these by name, build poses with `Pose.create`, and Python looks
+# operators up in the class.
 _PLACES = tuple(
     (owner, name, getattr(owner, name), with_fallback(getattr(owner, name), fast))
     for owner, name, fast in (
-        (pd_ee_pose, "quaternion_multiply", quaternion_multiply),  # imported by name, as are others here
+        (pd_ee_pose, "quaternion_multiply", quaternion_multiply),  # imported by name, as are the others here
         (pd_ee_pose, "matrix_to_quaternion", matrix_to_quaternion),
         (randomized, "matrix_to_quaternion", matrix_to_quaternion),
         (Pose, "inv", inverse),
@@ -156,7 +156,7 @@ _PLACES = tuple(
         (Pose, "to_transformation_matrix", to_transformation_matrix),
     )
 )
-_depth = 0  # how often `few_operations` was entered and not left, in all threads
+_depth = 0  # number of active `few_operations` contexts, in all threads
 _lock = Lock()
 
 
@@ -173,8 +173,8 @@ def _enter(change: int) -> None:
 def few_operations() -> Iterator[None]:
     """Within it, ManiSkill computes with the functions of `rotations`, and torch's do nothing but compute.
 
-    They keep no account of gradients, which physics would not pass on, and ask no function mode, such as the one of
-    `with torch.device("cpu")`, which tasks write and which costs 5 us per operation.  It may be entered again.
+    They record no gradients, which physics would not propagate, and skip function modes, such as that of
+    `with torch.device("cpu")`, which tasks use and which costs 5 us per operation.  Contexts may be nested.
     """
     _enter(1)
     try:

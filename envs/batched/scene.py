@@ -1,8 +1,8 @@
 """ManiSkill's scene object over N CPU scenes, and changes of the objects in it; classes and modules stay stock.
 
 The rows of bodies, articulations and joints are written where ManiSkill itself keeps them on a GPU.  A few methods are
-replaced in the objects: because the CPU does it otherwise (visibility, camera matrices, inverse kinematics in
-`controllers`), or because the same takes fewer operations (drive targets, grasping).
+replaced in the objects, because they work differently on a CPU (visibility, camera matrices, inverse kinematics in
+`controllers`) or because the replacement takes fewer operations (drive targets, grasping).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BatchedScene(ManiSkillScene):
     def add_camera(self, *args: object, **kwargs: object) -> RenderCamera:
         """Adds a camera with ManiSkillScene's arguments; one with ManiSkill's default shaders gets faster ones.
 
-        They draw colours; a camera that is asked for more gets the others then.
+        The faster shaders draw colours only; a camera gets the others when more is requested.
         """
         stock = current_pack()  # ManiSkill has just set it for this camera
         if stock not in (STOCK, Pack.default):
@@ -72,7 +72,7 @@ class BatchedScene(ManiSkillScene):
         return camera
 
     def _add_as_on_cpu(self, *args: object, **kwargs: object) -> RenderCamera:
-        """Adds a camera where the body it is mounted on has no GPU index."""
+        """Adds a camera by ManiSkill's CPU path: the body that it is mounted on has no GPU index."""
         self.gpu_sim_enabled = False
         try:
             camera = super().add_camera(*args, **kwargs)
@@ -101,9 +101,9 @@ def is_grasping(
 
     Args:
         opening: see OPENING.
-        limits: the robot's own for the next two arguments.
-        robot: of all rows.
-        object: of all rows.
+        limits: the robot's defaults of min_force and max_angle.
+        robot: the robot of all rows.
+        object: the actor of all rows.
         min_force: of each finger on the object, in N.
         max_angle: between this force and the direction in which the finger opens, in degrees.
     """
@@ -124,16 +124,16 @@ def is_grasping(
 
 
 def structs_of(env: BaseEnv) -> list[BaseStruct]:
-    """Returns the bodies, articulations, links and joints that an env's attributes lead to.
+    """Returns the bodies, articulations, links and joints that can be reached from an env's attributes.
 
-    Those of ManiSkill's scene are among them; merged links are known to the task alone.
+    They include those of ManiSkill's scene, and merged links, which only the task refers to.
     """
     structs, visited, waiting = [], {}, [env]
     while waiting:
         value = waiting.pop()
         if id(value) in visited or isinstance(value, type | ModuleType | FunctionType):
             continue
-        visited[id(value)] = value  # kept, so that no other object gets the same id
+        visited[id(value)] = value  # holds a reference, so that no other object gets the same id
         if isinstance(value, BaseStruct) and value.scene is env.scene:
             structs.append(value)
         if isinstance(value, dict):
@@ -175,7 +175,7 @@ def _give_rows(struct: Articulation | ArticulationJoint, articulations: list) ->
 
 
 def _set_visible(actor: Actor, visible: bool) -> None:
-    """Sets visibility only: `actor.hidden` stays False, as a batched actor that is hidden reports another pose."""
+    """Sets visibility only: `actor.hidden` stays False, since a hidden batched actor reports another pose."""
     for entity in actor._objs:
         set_visible(entity, visible)
 
@@ -187,7 +187,7 @@ def _set_drive_targets(
     joints: list[ArticulationJoint] | None = None,
     joint_indices: Tensor | None = None,
 ) -> None:
-    """Assigns drive targets [N, J] of joints, those of the rows that are reset where some are."""
+    """Assigns drive targets [N, J] of joints; during a partial reset, only those of its rows."""
     buffer = getattr(articulation.px, name)
     cells = buffer.row_sets.cells(buffer, *articulation.get_joint_target_indices(joints or joint_indices))
     mask = articulation.scene._reset_mask
@@ -199,7 +199,7 @@ def _set_drive_targets(
 def adopt_camera(camera: RenderCamera) -> None:
     """Gives a camera the matrices that SAPIEN computes, float32 [N, rows, columns].
 
-    ManiSkill's batched formula has other last bits, and keeps old matrices.
+    ManiSkill's batched formula differs in the last bits, and returns outdated matrices.
     """
     cameras = camera._render_cameras
     for name in ("get_extrinsic_matrix", "get_model_matrix"):

@@ -1,4 +1,4 @@
-"""A CPU scene is recreated for each episode, which then depends on its seed, not on what PhysX cached before it."""
+"""Recreates a CPU scene for each episode, which then depends on its seed only and not on PhysX's caches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envs.batched.shaders import Pack, camera_shaders, pack_of
 
 
 def recreated_scene(old: sapien.Scene, rendering: bool) -> sapien.Scene:
-    """Moves the entities of a CPU scene into a new one: contact caches, warm starts and sleep counters start afresh.
+    """Moves the entities of a CPU scene into a new one: contact caches, warm starts and sleep counters are lost.
 
     Component objects stay valid; drive targets are zeroed, as those of a newly built articulation are.  Cameras keep
     their shaders.
@@ -36,7 +36,7 @@ def recreated_scene(old: sapien.Scene, rendering: bool) -> sapien.Scene:
             new.add_entity(entity)
     for body in system.rigid_dynamic_components:
         if not body.kinematic:
-            body.wake_up()  # a body takes its count of quiet steps along, and a later sleep has other last bits
+            body.wake_up()  # a body keeps its sleep counter, which would change the last bits of later steps
     for link in system.articulation_link_components:
         if link.is_root:
             for joint in link.articulation.active_joints:
@@ -46,7 +46,7 @@ def recreated_scene(old: sapien.Scene, rendering: bool) -> sapien.Scene:
 
 
 def _packs(scene: sapien.Scene) -> dict[sapien.Entity, Pack]:
-    """Returns the entities that have cameras, with the shaders of the most demanding one."""
+    """Returns the entities that have cameras, each with the shaders of its most demanding camera."""
     packs: dict[sapien.Entity, Pack] = {}
     for camera in scene.render_system.cameras:
         pack = pack_of(camera)
@@ -60,7 +60,7 @@ def packed_state(system: physx.PhysxCpuSystem) -> np.ndarray:
 
 
 def put_back(system: physx.PhysxCpuSystem, built: np.ndarray) -> None:
-    """Restores the poses of bodies and joints in a packed state: a task need not place every body at a reset."""
+    """Restores the poses of bodies and joints from a packed state: a task need not place every body at a reset."""
     moved = packed_state(system) != built
     bodies = system.rigid_dynamic_components
     at = 13 * len(bodies)

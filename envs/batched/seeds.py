@@ -1,4 +1,4 @@
-"""The seeds and random draws of N rows: each row has its own generators, with the draws of a single env."""
+"""The seeds and random draws of N rows: each row has separate generators, and draws what a single env would draw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from mani_skill.envs.utils.randomization import pose as randomized
 from torch import Tensor
 
-FIRST_SEED = 2022  # with which ManiSkill builds a single env
+FIRST_SEED = 2022  # ManiSkill builds a single env with it
 DRAWS_BY_ROW = frozenset({"PickCube-v1", "PushCube-v1", "PullCube-v1"})
 
 
@@ -46,7 +46,7 @@ class _RowTorch:
 def row_draws(function: Callable, seeds: Sequence[int]) -> Iterator[Callable]:
     """Gives a copy of a task's function whose `torch.rand((b, ...))` draws from generators seeded with the rows' seeds.
 
-    Nothing else may be drawn, which is checked by the state of torch's global generator.
+    It must not draw in another way; the state of torch's global generator is checked for that.
     """
     drawing = _RowTorch(seeds)
     quaternions = _with_names(randomized.random_quaternions, torch=drawing)
@@ -57,6 +57,6 @@ def row_draws(function: Callable, seeds: Sequence[int]) -> Iterator[Callable]:
 
 
 def _with_names(function: Callable, **names: object) -> Callable:
-    """Returns a copy of a function in which these names of its module have other values."""
-    own = {**function.__globals__, **names}
-    return FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)
+    """Returns a copy of a function in which these global names have other values."""
+    global_names = {**function.__globals__, **names}
+    return FunctionType(function.__code__, global_names, function.__name__, function.__defaults__, function.__closure__)

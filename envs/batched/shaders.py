@@ -1,7 +1,6 @@
 """The shaders of the cameras: SAPIEN's, without the parts that cost CPU time and do not change the images.
 
-Which lines are left out is declared below.  In scenes without an environment map the images stay the
-same bit for bit without
+The removed lines are declared below.  In scenes without an environment map, images are bit for bit the same without
 
 1. reflections of the environment, black there: two look-ups per pixel, and a table (the BRDF's integral) that takes
    seven seconds to fill when the first image of a process is taken;
@@ -28,7 +27,7 @@ from mani_skill.render.shaders import PREBUILT_SHADER_CONFIGS, set_shader_pack
 from rlinf_embodied.cache import cached
 
 STOCK_FOLDER = Path(sapien.__file__).parent / "vulkan_shader"
-KNOWN_FILES = {  # blake2b of the texts that the line numbers below belong to
+KNOWN_FILES = {  # blake2b digests of the files that the line numbers below refer to
     "common/lights.glsl": "dc2a40e2c9a21134da4f6f4c20d06415",
     "common/shadow.glsl": "b54213f73790ccd25e1f57db3940c88e",
     "common/view.glsl": "6b8319d9e277c2b0cbc4da42b4edf708",
@@ -51,24 +50,24 @@ LEFT_OUT = ("colour/composite0.frag", "colour/composite.vert")
 
 
 def unknown_files() -> list[str]:
-    """Returns which of SAPIEN's files are missing or have another text than the edits were declared for."""
+    """Returns the names of SAPIEN's files that are missing or differ from those that the edits are declared for."""
     paths = {name: STOCK_FOLDER / name for name in KNOWN_FILES}
     digests = {n: hashlib.blake2b(p.read_bytes(), digest_size=16).hexdigest() for n, p in paths.items() if p.is_file()}
     return [name for name, digest in KNOWN_FILES.items() if digests.get(name) != digest]
 
 
 def made_packs() -> Path:
-    """Returns a folder with both packs, made once per machine; all files of SAPIEN's have to be known."""
+    """Returns a folder with both packs, written once per machine; `unknown_files` must be empty."""
     texts = {name: (STOCK_FOLDER / name).read_bytes().decode() for name in KNOWN_FILES}
-    made = {name: text for name, text in texts.items() if name.startswith("common/")}
+    edited = {name: text for name, text in texts.items() if name.startswith("common/")}
     for name, text in texts.items():
         for path in (name.replace("minimal/", f"{pack}/") for pack in ("whole", "colour")):
-            if path not in (*LEFT_OUT, *made):
-                made[path] = _edited(text, path)
-    digest = hashlib.blake2b("".join(made.values()).encode(), digest_size=8).hexdigest()
+            if path not in (*LEFT_OUT, *edited):
+                edited[path] = _edited(text, path)
+    digest = hashlib.blake2b("".join(edited.values()).encode(), digest_size=8).hexdigest()
 
     def write(folder: Path) -> None:
-        for name, text in made.items():
+        for name, text in edited.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(text.encode())
 
@@ -100,27 +99,27 @@ class Pack(StrEnum):
 
 
 Camera = sapien.render.RenderCameraComponent
-_packs: WeakKeyDictionary[Camera, Pack] = WeakKeyDictionary()  # a camera cannot be asked before its first image
+_packs: WeakKeyDictionary[Camera, Pack] = WeakKeyDictionary()  # SAPIEN reports none before a camera's first image
 
 
 @cache
 def shader_folder(pack: Pack) -> str:
-    """Returns the shader pack for scenes without an environment map: a folder, or the name of SAPIEN's own."""
-    if others := unknown_files():
+    """Returns the shader pack for scenes without an environment map: a folder, or the name of SAPIEN's pack."""
+    if unknown := unknown_files():
         logger.warning(
-            "sapien %s has other shaders than the faster ones are made from (%s): each image and a process's first "
-            "one take longer",
+            "the shaders of sapien %s differ from those that the faster ones are made from (%s): images take longer, "
+            "and a process's first one takes seconds",
             sapien.__version__,
-            ", ".join(others),
+            ", ".join(unknown),
         )
         return STOCK
     return str(made_packs() / pack)
 
 
 def current_pack() -> str:
-    """Returns the name of the stock pack that cameras get now, "" if it is none of SAPIEN's."""
+    """Returns the name of the current stock pack of new cameras, "" if it is not one of SAPIEN's."""
     folder = Path(sapien.render.get_camera_shader_dir())
-    known = folder.parent == Path() or folder.parent.resolve() == STOCK_FOLDER.resolve()  # an environment may be a link
+    known = folder.parent == Path() or folder.parent.resolve() == STOCK_FOLDER.resolve()  # a venv may be a link
     return folder.name if known else ""
 
 
@@ -130,7 +129,7 @@ def pack_of(camera: Camera) -> Pack:
 
 
 def note_pack(cameras: Iterable[Camera], pack: Pack) -> None:
-    """Remembers which shaders cameras were given."""
+    """Records the shaders of cameras."""
     for camera in cameras:
         _packs[camera] = pack
 

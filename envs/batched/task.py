@@ -1,4 +1,4 @@
-"""A ManiSkill task class with N CPU rows: a whole BaseEnv, with seeds per row, partial resets and rows at rest."""
+"""A ManiSkill task class with N CPU rows: a complete BaseEnv with a seed per row, partial resets and resting rows."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from envs.stock import overrides
 class BatchedTask:
     """Mixin in front of a ManiSkill task class.
 
-    Every row equals a stock single env that was built afresh and reset with the row's seed, bit for bit: each row is
-    initialised under its own random states, after its PhysX scene was recreated.
+    Every row equals, bit for bit, a newly built stock env with one row that was reset with the row's seed: each row is
+    initialised with separate random states, after its PhysX scene was recreated.
     """
 
     _row_seeds: np.ndarray  # int64 [N], of the current episodes
@@ -67,10 +67,10 @@ class BatchedTask:
 
     def _after_reconfigure(self, options: dict) -> None:
         super()._after_reconfigure(options)
-        adopt_structs(self)  # which may have been merged here
+        adopt_structs(self)  # the task may have merged some
 
     def _reset_controller(self, stock_reset) -> None:
-        """Keeps a partial reset to its rows; stock resets all, which moves the targets of running rows."""
+        """Limits a partial reset to its rows; stock resets all rows, which moves the targets of running ones."""
         everywhere, self.scene._reset_mask = self.scene._reset_mask, self._being_reset
         stock_reset()
         self.scene._reset_mask = everywhere
@@ -102,13 +102,13 @@ class BatchedTask:
             self._reset_rows(index, options)
 
     def _reset_rows(self, rows: Tensor, options: dict) -> None:
-        """Does what BaseEnv.reset does for these rows, less its evaluation and its global seeding.
+        """Does what BaseEnv.reset does for these rows, except for its evaluation and its global seeding.
 
-        BaseEnv asks for the number of CUDA devices and queues a seed for each, which takes longer than the rest.
+        BaseEnv queries the number of CUDA devices and queues a seed for each, which takes longer than the rest.
         """
         self._set_episode_rng(self._row_seeds, rows)
         self._elapsed_steps[rows] = 0
-        generator = None if self._draws_by_row else torch.default_generator.get_state()  # else it is not touched
+        generator = None if self._draws_by_row else torch.default_generator.get_state()  # saved only if it is used
         self.scene._reset_mask = self._being_reset.clone()
         self._clear_sim_state()
         if self.agent is not None:
@@ -123,7 +123,7 @@ class BatchedTask:
             controller.reset()
 
     def _clear_sim_state(self) -> None:
-        """Stops everything in the rows that are reset."""
+        """Sets all velocities to zero in the rows that are reset."""
         self.scene.px.stop(self._being_reset.nonzero()[:, 0].tolist())
         self.scene._gpu_fetch_all()
 
@@ -131,7 +131,7 @@ class BatchedTask:
         """Does nothing: rows have separate seeds."""
 
     def _set_episode_rng(self, seed: np.ndarray, env_idx: Tensor) -> None:
-        """Seeds the rows that are reset, in place: making a RandomState takes fifty times longer than seeding it."""
+        """Seeds the rows that are reset, in place: building a RandomState takes fifty times longer than seeding it."""
         self._episode_seed = seed
         if self._batched_episode_rng is None:
             self._batched_episode_rng = BatchedRNG.from_seeds(seed)

@@ -1,4 +1,4 @@
-"""The interface of a simulator in its own virtual environment: one module defines an `Adapter` and its `Scene`.
+"""The interface of a simulator in a separate virtual environment: one module defines an `Adapter` and its `Scene`.
 
 Two processes import that module: the run, which checks the options, and the simulator's process, which builds scenes.
 So the module imports the simulator's packages inside functions, and neither torch nor Hydra.
@@ -27,7 +27,7 @@ class Start:
     """How an episode begins, for example Start(task=3, state=17, seed=9173)."""
 
     task: int  # index in Facts.tasks
-    state: int | None  # which of the benchmark's initial states; None: drawn from `seed`
+    state: int | None  # index of the benchmark's initial state; None: drawn from `seed`
     seed: int
 
 
@@ -37,7 +37,7 @@ class Facts:
 
     tasks: Sequence[tuple[str, str]]  # name and instruction
     action_dim: int
-    state: Mapping[str, int | None]  # lengths of what `Scene.state` reports besides success and reward; None: scalars
+    state: Mapping[str, int | None]  # lengths of the columns of `Scene.state` besides success and reward; None: scalar
     backend: str = ""
     has_success: bool = True
     history_free: bool = True
@@ -45,7 +45,7 @@ class Facts:
     films: bool = True  # whether it can render videos
     vectors: Mapping[str, int] = field(default_factory=dict)  # Simulator.state_vectors
     control_hz: float = 0.0  # Simulator.control_hz
-    scripted: bool = False  # whether it has an expert: of servers elsewhere, others' adapters know
+    scripted: bool = False  # whether the env of a server has an expert; `Adapter.scripted` of all others
 
     @classmethod
     def of(cls, opened: Mapping[str, Any]) -> Facts:
@@ -58,9 +58,9 @@ class ForeignOptions(EnvOptions):
     """The options in env.options that all of these simulators have."""
 
     adapter: str = ""  # import path of the Adapter
-    processes: int = 0  # per worker, each runs a share of its rows; 0: one, on a GPU one per core
+    processes: int = 0  # per worker, each with a share of its rows; 0: one, or one per core if the worker has a GPU
     spare_scenes: int = 2  # per process, kept for later episodes of their tasks
-    timeout_s: int = 600  # for an answer of a process; building a scene takes seconds
+    timeout_s: int = 600  # for a process's answer; building a scene takes seconds
 
     def __post_init__(self) -> None:
         require_numbers(self, "env.options", "processes", "spare_scenes")
@@ -75,13 +75,13 @@ class Scene(Protocol):
         ...
 
     def step(self, action: np.ndarray) -> None:
-        """Runs one control step; action as the adapter's `actions` has made it, float32 [A] by default."""
+        """Runs one control step; the action is an item of the adapter's `actions`, float32 [A] by default."""
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Returns success, reward and what Facts.state announces.
+        """Returns success, reward and the columns of Facts.state.
 
-        proprio [P] and, where known: privileged [Q], object [3] (m), terminated, truncated
+        proprio [P] and, if available: privileged [Q], object [3] (m), terminated, truncated
         """
         ...
 
@@ -118,7 +118,7 @@ class Adapter:
             require(camera in self.cameras, "env.cameras", camera, rule, f"use {', '.join(self.cameras)}")
 
     def chosen(self, names: Sequence[str]) -> Sequence[int]:
-        """Returns which of the suite's tasks episodes are of; `names` are those of all of them."""
+        """Returns the indices of the suite's tasks to use; `names` are the names of all its tasks."""
         return range(len(names))
 
     def start(self, seed: int, tasks: Sequence[int]) -> Start:
@@ -138,7 +138,7 @@ class Adapter:
         raise NotImplementedError
 
     def actions(self, chosen: np.ndarray) -> Sequence[Any]:
-        """Returns what `Scene.step` takes for each of N rows; `chosen` is float32 [N, A]."""
+        """Returns the action of `Scene.step` for each of N rows; `chosen` is the policy's, float32 [N, A]."""
         return chosen
 
     def image_size(self, size: int) -> tuple[int, int]:

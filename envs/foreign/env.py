@@ -1,4 +1,4 @@
-"""Envs whose simulator runs in its own virtual environment (docs/libero.md): N rows that are controlled by messages.
+"""Envs whose simulator runs in a separate virtual environment (docs/libero.md): N rows controlled by messages.
 
     simulator (this process)  --- questions: reset, step, images --->  process 0: rows 0 .. 3, one after the other
                               <-- state, images --------------------   process 1: rows 4 .. 7
@@ -49,15 +49,15 @@ class ForeignSimulator(Simulator):
         shares: Sequence[range],
         links: Sequence[Link],
     ) -> None:
-        """Takes the section env, the simulator, what its processes reported, and the rows of each link."""
+        """Takes the section env, the simulator, the facts that its processes reported, and the rows of each link."""
         self.num_rows = shares[-1].stop
         self._config, self._adapter, self._shares, self._links = config, adapter, shares, links
         self.action_dim, self.backend, self.categorical = facts.action_dim, facts.backend, facts.categorical
         self.has_success, self.history_free, self._films = facts.has_success, facts.history_free, facts.films
         self.state_vectors, self.control_hz = facts.vectors, facts.control_hz
-        self._known = [RowTask(name, config.instruction or text) for name, text in facts.tasks]
-        self._numbers = adapter.chosen([name for name, _ in facts.tasks])
-        self.tasks = [self._known[self._numbers[0]]] * self.num_rows  # of each row, now
+        self._all_tasks = [RowTask(name, config.instruction or text) for name, text in facts.tasks]
+        self._task_indices = adapter.chosen([name for name, _ in facts.tasks])
+        self.tasks = [self._all_tasks[self._task_indices[0]]] * self.num_rows  # the current task of each row
         self._begun = set[int]()
         shapes = {"success": None, "reward": None, **facts.state}
         self._state = {
@@ -69,29 +69,31 @@ class ForeignSimulator(Simulator):
             self.expert = self._scripted_expert
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        starts = {row: self._adapter.start(int(seed), self._numbers) for row, seed in zip(rows, seeds, strict=True)}
+        starts = {
+            row: self._adapter.start(int(seed), self._task_indices) for row, seed in zip(rows, seeds, strict=True)
+        }
         for row, start in starts.items():
-            self.tasks[row] = self._known[start.task]
+            self.tasks[row] = self._all_tasks[start.task]
         self._begun.update(rows)
-        self._take(self._ask(list(starts), "reset", lambda mine: {"starts": [astuple(starts[row]) for row in mine]}))
+        self._store(self._ask(list(starts), "reset", lambda part: {"starts": [astuple(starts[row]) for row in part]}))
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         chosen = actions.cpu().numpy()
-        self._take(self._ask(rows, "step", lambda mine: {"actions": chosen[mine]}))
+        self._store(self._ask(rows, "step", lambda part: {"actions": chosen[part]}))
 
     def measure(self, actions: Tensor) -> Measurement:
-        now = {name: torch.from_numpy(value.copy()) for name, value in self._state.items() if name != "object"}
-        return Measurement(**now)
+        columns = {name: torch.from_numpy(value.copy()) for name, value in self._state.items() if name != "object"}
+        return Measurement(**columns)
 
     def object_positions(self) -> Tensor | None:
         """Returns the position of the object that each row's task handles, float32 [N, 3], or None."""
         return torch.from_numpy(self._state["object"].copy()) if "object" in self._state else None
 
     def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Returns what the cameras see, each uint8 [len(rows), S, S, 3]."""
-        seen = self._shown(rows)
+        """Returns the cameras' images, each uint8 [len(rows), S, S, 3]."""
+        images = self._request_images(rows)
         return {
-            name: torch.stack([resized(row[k], size) for row in seen])
+            name: torch.stack([resized(row[k], size) for row in images])
             for k, (name, size) in enumerate(self.image_sizes.items())
         }
 
@@ -100,7 +102,8 @@ class ForeignSimulator(Simulator):
         if not self._films:
             return {}
         try:
-            return {row: resized(image, (size, size)) for row, image in zip(rows, self._shown(rows, size), strict=True)}
+            images = self._request_images(rows, size)
+            return {row: resized(image, (size, size)) for row, image in zip(rows, images, strict=True)}
         except SimulatorError as error:
             self._films = False
             _LOG.warning("there will be no videos: %s", error)
@@ -113,40 +116,43 @@ class ForeignSimulator(Simulator):
     def _scripted_expert(self) -> Tensor:
         """Returns the scripted policy's next action, float32 [N, A]; zeros before a row's first reset."""
         actions = np.zeros((self.num_rows, self.action_dim), dtype=np.float32)
-        for mine, answer in self._ask(sorted(self._begun), "expert"):
-            actions[mine] = answer["actions"]
+        for part, answer in self._ask(sorted(self._begun), "expert"):
+            actions[part] = answer["actions"]
         return torch.from_numpy(actions)
 
     # ------------------------------------------------------------------------------------------------------- questions
-    def _shown(self, rows: Sequence[int], film: int = 0) -> list[np.ndarray]:
+    def _request_images(self, rows: Sequence[int], film: int = 0) -> list[np.ndarray]:
         images: dict[int, np.ndarray] = {}
-        for mine, answer in self._ask(rows, "images", lambda mine: {"film": film}):
-            images.update(zip(mine, answer["images"], strict=True))
+        for part, answer in self._ask(rows, "images", lambda part: {"film": film}):
+            images.update(zip(part, answer["images"], strict=True))
         return [images[row] for row in rows]
 
     def _ask(
-        self, rows: Sequence[int], kind: str, more: Callable[[list[int]], Message] = lambda mine: {}
+        self, rows: Sequence[int], kind: str, more: Callable[[list[int]], Message] = lambda part: {}
     ) -> list[tuple[list[int], Message]]:
-        """Asks all links that have some of these rows, `more` for each; returns their rows and answers."""
-        shares = [[row for row in rows if row in own] for own in self._shares]
-        asked = [(link, mine) for link, mine in zip(self._links, shares, strict=True) if mine]
-        for link, mine in asked:
-            link.ask({"kind": kind, "rows": mine, **more(mine)})
+        """Asks every link that has some of these rows; returns its part of the rows and its answer.
+
+        `more` returns the values of a question for a part of the rows.
+        """
+        parts = [[row for row in rows if row in share] for share in self._shares]
+        asked = [(link, part) for link, part in zip(self._links, parts, strict=True) if part]
+        for link, part in asked:
+            link.ask({"kind": kind, "rows": part, **more(part)})
         answers, problems = [], []
-        for link, mine in asked:  # read all of them: an answer left unread would be taken for the next
+        for link, part in asked:  # read them all: an unread answer would be mistaken for that of the next question
             try:
-                answers.append((mine, link.answer()))
+                answers.append((part, link.answer()))
             except RlinfError as problem:
                 problems.append(problem)
         if problems:
             raise problems[0]
         return answers
 
-    def _take(self, answers: Sequence[tuple[list[int], Message]]) -> None:
-        for mine, answer in answers:
+    def _store(self, answers: Sequence[tuple[list[int], Message]]) -> None:
+        for part, answer in answers:
             for name in self._state.keys() & answer.keys():
-                self._state[name][mine] = answer[name]
-            for row, task in zip(mine, answer.get("tasks", ()), strict=False):
+                self._state[name][part] = answer[name]
+            for row, task in zip(part, answer.get("tasks", ()), strict=False):
                 self.tasks[row] = RowTask(task[0], self._config.instruction or task[1])
 
 
@@ -206,7 +212,7 @@ def start_processes(config: EnvConfig, adapter: Adapter, num_rows: int, device: 
     shares = [range(low, high) for low, high in itertools.pairwise(num_rows * k // count for k in range(count + 1))]
     root = Path(str(sys.modules[cls.__module__].__file__)).resolve().parents[cls.__module__.count(".")]
     command, environment = (str(adapter.python()), *WORKER), environment_of(root)
-    what: Message = {
+    opening: Message = {
         "kind": "open",
         "adapter": f"{cls.__module__}.{cls.__qualname__}",
         "name": adapter.name,
@@ -220,7 +226,7 @@ def start_processes(config: EnvConfig, adapter: Adapter, num_rows: int, device: 
         for k, rows in enumerate(shares):
             name = f"{adapter.name} process {k} (rows {rows.start}-{rows.stop - 1})"
             links.append(Process(name, command, environment, options.timeout_s))
-            links[-1].ask(what)
+            links[-1].ask(opening)
         facts = [Facts.of(link.answer()) for link in links]
     except Exception:
         for link in links:

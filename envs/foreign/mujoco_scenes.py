@@ -9,7 +9,7 @@ import numpy as np
 
 _MOST_GEOMS = 1000
 _CELLS = 24  # along the longest side of a mesh: vertices in one cell become one
-_FEW_FACES = 300  # meshes of fewer are left as they are
+_FEW_FACES = 300  # meshes with fewer are not changed
 _HEAVY = ("mesh_", "tex_", "hfield_", "skin_", "names", "text_", "paths")  # parts of a model that no reset changes
 _NOT_STATE = ("model", "data", "mujoco_renderer", "_np_random", "_np_random_seed")
 
@@ -18,7 +18,7 @@ class Renderer:
     """Renders scenes of one task: a context holds the task's meshes and textures once."""
 
     def __init__(self, model: Any, light: bool = False) -> None:
-        """Opens a rendering context for MuJoCo models such as this one; `options` say which groups are drawn.
+        """Opens a rendering context for MuJoCo models such as this one; `options` selects the groups to draw.
 
         `light`: coarser meshes, no shadows, reflections or smoothed edges.
         """
@@ -66,7 +66,7 @@ class Renderer:
 
 
 def coarsen(model: Any) -> None:
-    """Joins the vertices of large meshes that share a cell of a grid, and drops the faces that vanish by it."""
+    """Merges the vertices of large meshes within each cell of a grid, and drops the faces that collapse."""
     for k in range(model.nmesh):
         vertices = model.mesh_vert[model.mesh_vertadr[k] :][: model.mesh_vertnum[k]]
         first, count = model.mesh_faceadr[k], model.mesh_facenum[k]
@@ -92,7 +92,7 @@ class Snapshot:
     """An env as it was built, for tasks whose resets do not restore its model, its state and its attributes."""
 
     def __init__(self, env: Any, ignored: tuple[str, ...] = ()) -> None:
-        """Keeps copies of `env.model`, `env.data` and the attributes of Gymnasium's `MujocoEnv` but for some."""
+        """Keeps copies of `env.model`, `env.data` and the attributes of a Gymnasium `MujocoEnv`, without `ignored`."""
         import mujoco
         from gymnasium import Space
 
@@ -103,8 +103,8 @@ class Snapshot:
         self._kinds = mujoco.mjtState.mjSTATE_INTEGRATION
         self._state = np.empty(mujoco.mj_stateSize(env.model, self._kinds))
         mujoco.mj_getState(env.model, env.data, self._state, self._kinds)
-        kept = {name: value for name, value in vars(env).items() if name not in (*_NOT_STATE, *ignored)}
-        self._attributes = {n: v for n, v in kept.items() if not isinstance(v, Space)}
+        attributes = {name: value for name, value in vars(env).items() if name not in (*_NOT_STATE, *ignored)}
+        self._attributes = {n: v for n, v in attributes.items() if not isinstance(v, Space)}
         self._values = copy.deepcopy({n: v for n, v in self._attributes.items() if not _is_simulators(v)})
 
     def restore(self) -> None:
@@ -126,7 +126,7 @@ class Snapshot:
 
 
 def _is_simulators(value: object) -> bool:
-    """Returns whether it is a view of MuJoCo's memory, which a task keeps to observe changes."""
+    """Returns whether a value is a view of MuJoCo's memory, which a task keeps to observe changes."""
     while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
         value = value.base
     return isinstance(value, np.ndarray) and not value.flags.owndata

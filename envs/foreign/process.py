@@ -1,4 +1,4 @@
-"""Links to rows, each asked one question at a time: a process behind a pipe, or rows in this process."""
+"""Links to rows: a process behind a pipe, or rows in this process.  A link answers one question at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Local:
 
 
 class Process:
-    """A process behind a pipe, which answers a question within `timeout_s` seconds, or an error is raised."""
+    """A process behind a pipe.  It must answer a question within `timeout_s` seconds, or an error is raised."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
         """Starts `command` with the file descriptor of its end of the pipe as an additional argument.
@@ -56,7 +56,7 @@ class Process:
             stdout=self._log,
             stderr=self._log,
             env=dict(environment),
-            start_new_session=True,  # Ctrl-C reaches the run only, which ends it
+            start_new_session=True,  # Ctrl-C reaches only the run, which ends this process
         )
         theirs.close()
 
@@ -70,7 +70,7 @@ class Process:
         try:
             wire.send(self._pipe, question)
         except ConnectionError as error:
-            raise self._death() from error
+            raise self._exit_error() from error
 
     def answer(self) -> Message:
         """Returns the answer to the last question.
@@ -82,7 +82,7 @@ class Process:
         try:
             message = wire.receive(self._pipe, self._timeout_s)
         except (EOFError, ConnectionError) as error:
-            raise self._death() from error
+            raise self._exit_error() from error
         except TimeoutError as error:
             raise HangError(
                 f"{self.name}, pid {self.pid}, has not answered {self._asked!r} for {self._timeout_s:g} s: raise "
@@ -102,12 +102,13 @@ class Process:
             self._process.wait()
         self._log.close()
 
-    def _death(self) -> SimulatorError:
+    def _exit_error(self) -> SimulatorError:
         code = self._process.wait()
-        how = f"with code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
-        memory = " (often the system's reaction to too little memory)" if code == -signal.SIGKILL else ""
+        exit_status = f"with code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
+        memory = " (often because memory ran out)" if code == -signal.SIGKILL else ""
         return SimulatorError(
-            f"{self.name}, pid {self.pid}, ended {how}{memory} during {self._asked!r}: {_ADVICE}. {self._last_output()}"
+            f"{self.name}, pid {self.pid}, ended {exit_status}{memory} during {self._asked!r}: {_ADVICE}. "
+            f"{self._last_output()}"
         )
 
     def _last_output(self) -> str:
@@ -116,8 +117,8 @@ class Process:
 
 
 def environment_of(*folders: Path) -> dict[str, str]:
-    """Returns the environment variables of a simulator's process: this one's, with only these folders on its path."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONHOME")}
+    """Returns the environment variables of a simulator's process: this one's, with only these folders in PYTHONPATH."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONHOME")}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "LP_NUM_THREADS"), "1")
     path = os.pathsep.join(map(str, dict.fromkeys((REPOSITORY, *folders))))
-    return {"MUJOCO_GL": offscreen_gl(), **threads, **kept, "PYTHONPATH": path}
+    return {"MUJOCO_GL": offscreen_gl(), **threads, **inherited, "PYTHONPATH": path}

@@ -1,6 +1,6 @@
 """The protocol between an env and the processes of a foreign simulator: plain values and arrays over a pipe.
 
-The two sides have different versions of numpy, whose pickles are incompatible, so arrays travel as their bytes.  Each
+The two sides have different versions of numpy, whose pickles are incompatible, so arrays are sent as bytes.  Each
 question has one answer:
 
     open      adapter, task, options, cameras   -> opened: Facts
@@ -11,8 +11,8 @@ question has one answer:
     expert    rows                              -> actions [R, A]
     any of them                                 -> error: text
 
-Each is a dict with its `kind`, plain values and arrays.  State is arrays by name, each [R, ...]: those of
-`Scene.state`.  The same questions go to servers elsewhere, over a websocket (envs/remote.py).
+Each is a dict with its `kind`, plain values and arrays.  A state is the arrays of `Scene.state` by name, each [R, ...].
+The same questions go to servers on other machines, over a websocket (envs/remote.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Message = dict[str, Any]  # as {"kind": "step", "rows": [0, 2], "actions": zeros
 
 
 class Link(Protocol):
-    """Where questions go: rows in this process, another process, or a server."""
+    """Answers questions: rows in this process, another process, or a server."""
 
     def ask(self, question: Message) -> None: ...
 
@@ -46,8 +46,8 @@ def receive(pipe: Connection, timeout_s: float | None = None) -> Message:
     """Returns the next message.
 
     Raises:
-        EOFError: the other side is gone; or ConnectionError, if it died.
-        TimeoutError: there was none within `timeout_s` seconds.
+        EOFError, ConnectionError: the other side closed the pipe or died.
+        TimeoutError: no message came within `timeout_s` seconds.
     """
     if not pipe.poll(timeout_s):
         raise TimeoutError

@@ -2,8 +2,8 @@
 
     python -P -m envs.foreign.worker <file descriptor of the pipe>
 
-A row keeps its scene while its episodes are of one task; a scene without a row is kept for another row, since building
-one takes a while.  Scenes of a task share one renderer, which holds the task's meshes and textures once.
+A row keeps its scene while its episodes are of one task.  A scene without a row is kept as a spare, since building one
+takes seconds.  The scenes of a task share one renderer, which holds the task's meshes and textures once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAST_LINES = 6
 
 
 class Rows:
-    """Some rows of an env, by their number in it."""
+    """Some rows of an env, by row number."""
 
     def __init__(self, adapter: Adapter, cameras: list[str], size: int) -> None:
         self.adapter, self._cameras, self._size = adapter, cameras, size
@@ -87,7 +87,7 @@ class Rows:
         return self._scenes[row][1]
 
     def _drop(self, number: int) -> None:
-        """Closes the oldest spare scenes, and renderers that no scene needs any more."""
+        """Closes the oldest spare scenes, and renderers that no scene needs."""
         for _ in range(number):
             self._spare.pop(0)[1].close()
         needed = {task for task, _ in (*self._scenes.values(), *self._spare)}
@@ -137,8 +137,8 @@ def serve(pipe: Connection) -> None:
                 else:
                     answer = rows.run(question)
             except Exception as error:  # noqa: BLE001  a process boundary: the other side raises it again
-                where = "".join(traceback.format_exception(error)).strip().splitlines()[-_LAST_LINES:]
-                answer = {"kind": "error", "text": f"{type(error).__name__}: {error}\n  " + "\n  ".join(where)}
+                trace = "".join(traceback.format_exception(error)).strip().splitlines()[-_LAST_LINES:]
+                answer = {"kind": "error", "text": f"{type(error).__name__}: {error}\n  " + "\n  ".join(trace)}
             wire.send(pipe, answer)
 
 

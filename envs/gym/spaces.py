@@ -47,9 +47,9 @@ class ActionCode:
         return cls(low.size, False, 0, space.shape, space.dtype, (high + low) / 2, (high - low) / 2, is_physical)
 
     def encode(self, action: np.ndarray) -> np.ndarray:
-        """Returns the vector that `decode` makes this action of, float32 [A]."""
-        given = np.asarray(action, np.float64).reshape(-1)
-        return (given if self.is_physical else ((given - self.centre) / self.half).clip(-1.0, 1.0)).astype(np.float32)
+        """Returns the vector that `decode` maps to this action, float32 [A]."""
+        values = np.asarray(action, np.float64).reshape(-1)
+        return (values if self.is_physical else ((values - self.centre) / self.half).clip(-1.0, 1.0)).astype(np.float32)
 
     def decode(self, actions: np.ndarray) -> np.ndarray | list[int]:
         """Returns the env's action for each of N vectors [N, A]; values are clipped to [-1, 1], or to the bounds."""
@@ -66,8 +66,8 @@ class ActionCode:
 class ObservationCode:
     """Splits an observation into a state [P] and an image; an observation that is an image has no state."""
 
-    rest: Sequence[tuple[tuple[str, ...], spaces.Space]]  # of the state: keys of nested Dicts, and what they lead to
-    path: tuple[str, ...] | None  # keys that lead to the image; None: no image
+    rest: Sequence[tuple[tuple[str, ...], spaces.Space]]  # parts of the state: path of keys in nested Dicts, and space
+    path: tuple[str, ...] | None  # path of keys of the image; None: no image
     dim: int  # P
 
     @classmethod
@@ -109,10 +109,10 @@ class ObservationCode:
 
 
 def _parts(space: spaces.Space, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], spaces.Space]]:
-    """Returns what nested Dicts hold, with the keys that lead there."""
+    """Returns the leaves of nested Dicts with their paths of keys."""
     if not isinstance(space, spaces.Dict):
         return [(path, space)]
-    return [found for key, part in space.spaces.items() for found in _parts(part, (*path, key))]
+    return [leaf for key, part in space.spaces.items() for leaf in _parts(part, (*path, key))]
 
 
 def _at(path: tuple[str, ...], observation: Any) -> Any:

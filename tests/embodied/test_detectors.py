@@ -98,7 +98,7 @@ def test_tasks_that_share_an_instruction_are_warned_of(tmp_path, monkeypatch) ->
     env = ["env=libero", "env.options.adapter=libero_stand_in.StandIn", "env.obs_size=4", "env.horizon=8"]
     words = "episodes of 10 tasks have 1 instructions: rows may get another row's"
     assert words not in evaluate(tmp_path / "right", "policy=random", *env)["warnings"]
-    monkeypatch.setattr(EpisodeEnv, "_told", lambda self, rows: ("do it",) * len(rows))
+    monkeypatch.setattr(EpisodeEnv, "_instructions", lambda self, rows: ("do it",) * len(rows))
     assert words in evaluate(tmp_path / "wrong", "policy=random", *env)["warnings"]
 
 

@@ -182,7 +182,7 @@ def test_what_a_simulator_leaves_out_has_a_default() -> None:
     with pytest.raises(SimulatorError, match=r"no scripted expert: .*warm_start.from_scratch=true"):
         env.expert_actions()
     env.close()
-    with pytest.raises(SimulatorError, match=r"Bare draws none: set env.cameras=\[\]"):
+    with pytest.raises(SimulatorError, match=r"Bare renders none: set env.cameras=\[\]"):
         EpisodeEnv(replace(TWO, cameras=["front"]), Bare(), "wait", False).reset([0, 1])
 
 

@@ -156,7 +156,7 @@ def test_a_robot_keeps_its_rate_and_its_emergency_stop_ends_the_run(tmp_path: Pa
         for _ in range(3):
             env.step_chunk(torch.full((1, 2, 1), 0.1))
         assert time.monotonic() - start >= 5 / RATE_HZ
-        stopped = r"ws://.* failed in 'step': emergency stop: clear .* release it \(put that right, then give the same"
+        stopped = r"ws://.* failed in 'step': emergency stop: clear .* release it \(fix that, then run the same"
         for _ in range(2):  # it stays stopped
             with pytest.raises(SimulatorError, match=stopped):
                 env.step_chunk(torch.ones(1, 2, 1))
