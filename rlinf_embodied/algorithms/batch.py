@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.envs import EpisodeEnd, Observation
 from rlinf_embodied.interfaces.policies import Features, Record
 
 
@@ -66,20 +66,10 @@ class TwoLevelColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
-    """One finished episode for the driver: light, plain values."""
-
-    env_id: int
-    seed: int
-    metrics: dict[str, float]
-    task: str = ""  # its name, where rows have several
-
-
-@dataclass(frozen=True, slots=True)
 class RolloutReport:
     """What the driver learns of a worker's rollout."""
 
-    episodes: tuple[Episode, ...]  # that ended, of those that end within the rollout in any case
+    episodes: tuple[EpisodeEnd, ...]  # by rows of all blocks; of those that end within the rollout in any case
     env_steps: int
     group_outcomes: dict[int, tuple[float, ...]]  # group id -> what is compared, success or return, of each member
     num_cut: int = 0  # episodes that began too late to end within the rollout

@@ -1,6 +1,6 @@
 """What makes the number of an evaluation misleading: looked for in every evaluation, and warned of.
 
-env stage     Watch: states, images, actions and successes of each row's episode -> Watched
+env stage     Watch: states, images, actions and successes of each row's episode -> WatchedEpisode
 policy stage  the largest change of a row's action when the other rows of its call change
 driver        `warnings`: what of it is suspicious
 """
@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.batch import Episode
-from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, Observation
+from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation
 
 _RARE = 0.02  # share of episodes below which nothing is said
 _SATURATED = 0.8  # share of an action's components at the ends of their range, above which it is suspicious
@@ -27,11 +26,10 @@ _EDGE = 0.999
 _MIXED = 1e-3  # change of an action, in its range of 2
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """What was seen of one episode in addition to its metrics."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedEpisode(EpisodeEnd):
+    """A finished episode, and what was observed of it in addition to its metrics."""
 
-    seed: int
     instruction: str
     state: str  # digest of its first state vectors
     images: str  # digest of its first images, "" without
@@ -70,15 +68,24 @@ class Watch:
         self._steps += valid.sum(1)
         self._shown = result.observation
 
-    def episode(self, row: int, seed: int, video: str) -> Watched:
-        """Returns what was seen of a row's episode."""
+    def episode(self, end: EpisodeEnd, env_id: int, video: str) -> WatchedEpisode:
+        """Returns a row's episode, under the row's number over all blocks."""
+        row = end.row
         chosen = torch.cat(self._actions[row]) if self._actions[row] else None
         seen = None
         if chosen is not None:
             saturated = (chosen.abs() >= _EDGE).float().mean()
             seen = float(chosen.min(0).values.sum()), float(chosen.max(0).values.sum()), float(saturated)
-        instruction, moved = self._shown.instruction[row], bool(self._moved[row]) or not self._shown.proprio.shape[1]
-        return Watched(seed, instruction, self._states[row], self._images[row], self._success[row], moved, seen, video)
+        return WatchedEpisode(
+            *(env_id, end.seed, dict(end.metrics), end.task),
+            instruction=self._shown.instruction[row],
+            state=self._states[row],
+            images=self._images[row],
+            first_success=self._success[row],
+            moved=bool(self._moved[row]) or not self._shown.proprio.shape[1],
+            actions=seen,
+            video=video,
+        )
 
 
 def _digest(values: Tensor, before: str = "") -> str:
@@ -86,42 +93,41 @@ def _digest(values: Tensor, before: str = "") -> str:
 
 
 def warnings(
-    episodes: Sequence[Episode], watched: Sequence[Watched], mixed: float, spec: EnvSpec, seen: Mapping[str, set[int]]
+    episodes: Sequence[WatchedEpisode], mixed: float, spec: EnvSpec, seen: Mapping[str, set[int]]
 ) -> list[str]:
     """Returns what is suspicious about an evaluation, a sentence each.
 
     Args:
         episodes: those that were run.
-        watched: what was seen of each, in the same order.
         mixed: by how much a row's action changed with the other rows of its call.
         spec: the env's facts.
         seen: seeds that training has used, by what for.
     """
-    number, found = len(watched), list[str]()
+    number, found = len(episodes), list[str]()
 
     def note(count: int, text: str) -> None:
         if count >= max(2, _RARE * number):
             found.append(f"{count} of {number} episodes {text}")
 
-    note(sum(w.first_success == 0 for w in watched), "begin solved")
-    late = sum((w.first_success or 0) > 0.9 * spec.horizon for w in watched)
+    note(sum(e.first_success == 0 for e in episodes), "begin solved")
+    late = sum((e.first_success or 0) > 0.9 * spec.horizon for e in episodes)
     note(late, f"are first solved in the last tenth of env.horizon={spec.horizon}: a longer one would solve more")
-    note(sum(not w.moved for w in watched), "end in the state they began in: actions may not reach the simulator")
-    starts = Counter((w.state, w.images, w.instruction) for w in watched)
+    note(sum(not e.moved for e in episodes), "end in the state they began in: actions may not reach the simulator")
+    starts = Counter((e.state, e.images, e.instruction) for e in episodes)
     note(number - len(starts), "begin as an earlier one does: the interval takes them for independent")
-    images = {w.images: w.state for w in watched if w.images}
-    alike = sum(w.images != "" and images[w.images] != w.state for w in watched)
+    images = {e.images: e.state for e in episodes if e.images}
+    alike = sum(e.images != "" and images[e.images] != e.state for e in episodes)
     note(alike, "begin with the images of another state: rows may show another row's")
     for kind, seeds in seen.items():
         note(sum(e.seed in seeds for e in episodes), f"have seeds that were used before, for {kind}")
-    tasks, instructions = {e.task for e in episodes}, {w.instruction for w in watched}
+    tasks, instructions = {e.task for e in episodes}, {e.instruction for e in episodes}
     if len(tasks) > len(instructions):
         found.append(
             f"episodes of {len(tasks)} tasks have {len(instructions)} instructions: rows may get another row's"
         )
     if mixed > _MIXED:
         found.append(f"a row's action changes by {mixed:.2g} with the other rows of a policy call: rows are mixed up")
-    chosen = [w.actions for w in watched if w.actions is not None]
+    chosen = [e.actions for e in episodes if e.actions is not None]
     if chosen and not spec.categorical:
         low, high = min(a[0] for a in chosen), max(a[1] for a in chosen)
         saturated = sum(a[2] for a in chosen) / len(chosen)

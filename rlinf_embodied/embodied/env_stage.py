@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -14,19 +15,30 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms import transitions
-from rlinf_embodied.algorithms.batch import EnvColumns, Episode, RolloutReport
+from rlinf_embodied.algorithms.batch import EnvColumns, RolloutReport
 from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import LATE
 from rlinf_embodied.data.action_chunks import ActionChunks
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.interfaces.envs import PRIVILEGED, ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv
+from rlinf_embodied.interfaces.envs import (
+    PRIVILEGED,
+    ChunkResult,
+    EnvSpec,
+    EpisodeEnd,
+    Observation,
+    RunningEpisode,
+    VectorEnv,
+)
+from rlinf_embodied.learning.checkpoint import load_tensors
+from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.plug_ins import load_target, named_when_raised
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
 from rlinf_embodied.telemetry.boards import Histogram
 
+CARRY_OVER = "carry_over"  # in a checkpoint
 Blocks = tuple[int, ...]
 Controller = Tensor | Callable[[int], Tensor]  # a chunk [N, C, A], or what gives the action [N, A] of a sub-step
 
@@ -66,7 +78,7 @@ class Shard:
     tasks: list[Tensor] = field(default_factory=list)  # int64 [N] of each chunk-step, where columns have them
     is_intervention: Tensor | None = None  # bool [N], whether the human acts in this step
     steps: list[Columns] = field(default_factory=list)  # transitions of this rollout, every column [N, ...]
-    ended: list[Episode] = field(default_factory=list)  # in this rollout, those that count
+    ended: list[EpisodeEnd] = field(default_factory=list)  # in this rollout, those that count
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool = False) -> VectorEnv:
@@ -217,9 +229,7 @@ class EnvStage(HoldsNoMemory):
             if shard.is_intervention is not None:
                 before[transitions.IS_INTERVENTION] = shard.is_intervention.to(torch.float32)
             shard.steps.append(self._transition(before, actions, result))
-        for end in result.episodes:
-            if self._seen_whole(shard, end.row):
-                shard.ended.append(Episode(int(shard.env_ids[end.row]), end.seed, dict(end.metrics), end.task))
+        shard.ended += [end for end in result.episodes if self._seen_whole(shard, end.row)]
         # what nobody downstream reads is forgotten: images stay with the policy that saw them
         final = result.final_observation
         if final is not None and not self._config.keep_images:
@@ -306,7 +316,8 @@ class EnvStage(HoldsNoMemory):
             executed = torch.stack(shard.actions)[valid.to(shard.actions[0].device)]
             counts = [Histogram.count(numbers, 1.0).tolist() for numbers in executed.unbind(-1)]
         shard.results, shard.tasks, shard.steps, shard.actions = [], [], [], []
-        return Output(columns, RolloutReport(tuple(shard.ended), env_steps, groups, num_cut, counts))
+        ended = (replace(e, row=int(shard.env_ids[e.row]), metrics=dict(e.metrics)) for e in shard.ended)
+        return Output(columns, RolloutReport(tuple(ended), env_steps, groups, num_cut, counts))
 
     def _columns(self, shard: Shard, index: int, step_context: StepContext) -> EnvColumns | Columns:
         """Returns a block's part of the rollout, or its transitions step by step."""
@@ -351,7 +362,7 @@ class EnvStage(HoldsNoMemory):
         self._shards = {}
 
     # ---------------------------------------------------------------------------------------------------- snapshots
-    def export_snapshot(self, step_context: StepContext) -> dict[str, Tensor] | None:
+    def export_snapshot(self, step_context: StepContext) -> StagePart | None:
         """Returns the running episodes as <env id>.seed and <env id>.actions; None where nothing is carried over."""
         if not self._config.env.carry_over:
             return None
@@ -361,11 +372,14 @@ class EnvStage(HoldsNoMemory):
                 if episode is not None:
                     state[f"{env_id}.seed"] = torch.tensor([episode.seed])
                     state[f"{env_id}.actions"] = episode.actions.cpu().contiguous()
-        return state
+        return StagePart({CARRY_OVER: state} if state else {})
 
-    def import_snapshot(self, step_context: StepContext, parts: Sequence[Mapping[str, Tensor]]) -> None:
+    def load(self, step_context: StepContext, folder: str) -> None:
+        self.import_snapshot(step_context, [StagePart({CARRY_OVER: load_tensors(Path(folder), CARRY_OVER)})])
+
+    def import_snapshot(self, step_context: StepContext, parts: Sequence[StagePart]) -> None:
         """Brings every row to where it was, by reset and replay; before the first rollout, to no episode."""
-        state = {name: tensor for part in parts for name, tensor in part.items()}
+        state = {name: tensor for part in parts for name, tensor in part.tensors.get(CARRY_OVER, {}).items()}
         for shard in self._shards.values():
             episodes = [
                 RunningEpisode(int(state[f"{i}.seed"][0]), state[f"{i}.actions"]) if f"{i}.seed" in state else None

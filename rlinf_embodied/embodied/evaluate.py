@@ -125,10 +125,10 @@ def _evaluate(config: EvaluateConfig, where: Path) -> tuple[EvaluationResult, di
         if config.film_failures and (chosen := tuple(unsolved[: config.eval.num_videos])):
             again = replace(asked, only=chosen, videos=str(folder.videos))
             again = replace(again, eval=replace(asked.eval, film_seeds=list(chosen), sampled_episodes=0))
-            films = Evaluation(again, replace(stage, name="film_policy"), session, cluster).run(0).watched
-            named = {seen.seed: seen.video for seen in films}
-            seen = tuple(replace(one, video=named.get(one.seed, "")) for one in result.watched)
-            replace(result, watched=seen).write_table(table, 0)
+            films = Evaluation(again, replace(stage, name="film_policy"), session, cluster).run(0).episodes
+            named = {film.seed: film.video for film in films}
+            shown = tuple(replace(one, video=named.get(one.seed, "")) for one in result.episodes)
+            replace(result, episodes=shown).write_table(table, 0)
         _write(folder, config, result, evaluation.env_spec.backend)
     _print(config, result)
     filmed = f", videos in {folder.videos}" if any(folder.videos.glob("*/*.mp4")) else ""

@@ -21,7 +21,7 @@ from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, Precision, RunConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.embodied.detectors import Watch, Watched, warnings
+from rlinf_embodied.embodied.detectors import Watch, WatchedEpisode, warnings
 from rlinf_embodied.embodied.env_stage import Blocks, Controller, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage
 from rlinf_embodied.embodied.outcome import EvaluationResult, episode_means, write_mp4
@@ -72,13 +72,6 @@ def held_out(
     )
     shown = {"videos": videos, "acting": acting, "exact": run.exact.holds, "ensemble": how.temporal_ensemble}
     return EvaluationEnvConfig(whole, run.seed, eval=how, **shown)
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationReport(RolloutReport):
-    """A RolloutReport, and what was seen of its episodes."""
-
-    watched: tuple[Watched, ...] = ()
 
 
 class EvaluationEnvStage(EnvStage):
@@ -148,7 +141,7 @@ class EvaluationEnvStage(EnvStage):
         """Returns no data, only the report; writes the videos, and actions and states of their episodes."""
         shard, files = self._shards[tuple(blocks)], dict[int, str]()
         steps = sum(int(result.valid.sum()) for result in shard.results)
-        ends = {end.row: end for result in shard.results for end in result.episodes}
+        ends = {end.row: end for end in shard.ended}
         for row, frames in shard.env.take_frames().items():
             if frames and self._eval.videos is not None:
                 folder, known = Path(self._eval.videos) / f"step_{step_context.iteration}", ends[row].metrics
@@ -159,11 +152,9 @@ class EvaluationEnvStage(EnvStage):
                 write_mp4(folder / name, [frame.cpu().numpy() for frame in frames])
                 files[row] = f"{folder.name}/{name}"
                 self._write_trace((folder / name).with_suffix(".npz"), shard, row)
-        watched = (
-            self._watches[shard.blocks].episode(end.row, end.seed, files.get(end.row, "")) for end in ends.values()
-        )
-        shard.results = []
-        return Output(dict.fromkeys(blocks), EvaluationReport(tuple(shard.ended), steps, {}, watched=tuple(watched)))
+        shard.results, watches, ids = [], self._watches, shard.env_ids.tolist()
+        watched = (watches[shard.blocks].episode(end, ids[row], files.get(row, "")) for row, end in ends.items())
+        return Output(dict.fromkeys(blocks), RolloutReport(tuple(watched), steps, {}))
 
 
 def policy_stage(
@@ -271,27 +262,26 @@ class Evaluation:
         reach = 0.0 if best is None or not self._target else min(best, self._target)
         self._max_failures = max_failures(number, reach)
         result = self.executor.run(StepContext(step))
-        rounds = [of_type(reports, EvaluationReport) for reports in result.reports[self._opener]]
-        reports = [report for reports in rounds[: self._greedy_rounds] for report in reports]
-        in_order = lambda reports: sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)  # noqa: E731
-        episodes = in_order(reports)
-        sampled = in_order(report for reports in rounds[self._greedy_rounds :] for report in reports)
+        rounds = [of_type(reports, RolloutReport) for reports in result.reports[self._opener]]
+        in_order = lambda rounds: sorted(  # noqa: E731
+            (e for reports in rounds for report in reports for e in of_type(report.episodes, WatchedEpisode)),
+            key=lambda e: e.seed,
+        )
+        episodes, sampled = in_order(rounds[: self._greedy_rounds]), in_order(rounds[self._greedy_rounds :])
         mean = episode_means(episodes)
         once, at_end = (
             Rate(sum(e.metrics[key] > 0 for e in episodes), len(episodes)) if known else None
             for key in ("success_once", "success_at_end")
         )
         whole, failures = len(episodes) == number, len(episodes) - (at_end.successes if at_end else len(episodes))
-        watched = tuple(sorted((w for report in reports for w in report.watched), key=lambda w: w.seed))
         mixed = self.executor.call(self.stage, "largest_change_alone", StepContext(step)) if self._one_policy else []
         change = max(of_type(mixed, float), default=0.0)
         found = EvaluationResult(
             *(once, at_end, mean["return"], mean["episode_len"], tuple(episodes), tuple(result.spans)),
             score=None if not whole else mean["return"] if at_end is None else at_end.value,
             at_most=1.0 - failures / number,
-            watched=watched,
             sampled=tuple(sampled),
-            warnings=tuple(warnings(episodes, watched, change, self.env_spec, self._seen)),
+            warnings=tuple(warnings(episodes, change, self.env_spec, self._seen)),
         )
         if self._table is not None:
             found.write_table(self._table, step)

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import AlgorithmConfig, Source, TrainConfig
 from rlinf_embodied.config.algorithm import require_correction
 from rlinf_embodied.config.checks import require, within
@@ -36,20 +35,15 @@ from rlinf_embodied.embodied.workflow import learners_of, run_iteration, trainin
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.learning.checkpoint import load_tensors
-from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.plug_ins import env_options, load_target
-from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress
-from rlinf_embodied.training.resume import load_checkpoint
+from rlinf_embodied.training.resume import load_checkpoint, save_checkpoint
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
-
-_CARRY_OVER = "carry_over"  # of the env, in a checkpoint
 
 
 class EmbodiedJob:
@@ -222,26 +216,11 @@ class EmbodiedJob:
         return result, metrics
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
-        """Writes weights and optimizers (the actor's workers do) and running episodes (the env's hold them)."""
-        step_context = StepContext(progress.iteration)
-        states = None if executor.ahead is None else executor.ahead.states_before()
-        if states is None:  # otherwise the fronts of iterations to come have changed it since
-            envs = {ENV} & set(executor.workflow.stages)
-            states = executor.states_of({stage: executor.export_states(stage, step_context) for stage in envs})
-        parts = executor.values(states.get(ENV, ()), f"the state of {ENV}")
-        carried = {name: tensor for part in of_type(parts, dict) for name, tensor in part.items()}
-        state: dict[str, object] = {"progress": asdict(progress), "config": to_yaml(self.config)}
-        part = StagePart({_CARRY_OVER: carried} if carried else {}, state)
-        argument = (str(root), progress.iteration, self.config.checkpoint.keep, part)
-        more = [] if executor.ahead is None else executor.ahead.messages(self.learners[0])
-        for other in (*self.learners[1:], *({REPLAY} & set(executor.workflow.stages))):
-            more += executor.publish(other, "state_part", step_context)
-        executor.call(self.learners[0], "save", step_context, argument, more)
+        """Writes weights and optimizers, running episodes (the env's workers have them) and the replay buffer."""
+        save_checkpoint(executor, root, progress, self.config, self.learners, (ENV, REPLAY))
 
     def load(self, executor: Executor, checkpoint: Path) -> None:
-        step_context = load_checkpoint(executor, checkpoint, (*self.learners, REPLAY))
-        if carry_over := load_tensors(checkpoint, _CARRY_OVER):
-            executor.call(ENV, "import_snapshot", step_context, carry_over)
+        load_checkpoint(executor, checkpoint, (*self.learners, REPLAY, ENV))
 
 
 def _columns(algorithm: AlgorithmConfig) -> tuple[Column, ...]:

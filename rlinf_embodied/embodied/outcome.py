@@ -13,9 +13,9 @@ from typing import Any, cast
 import av
 import numpy as np
 
-from rlinf_embodied.algorithms.batch import Episode
-from rlinf_embodied.embodied.detectors import Watched
+from rlinf_embodied.embodied.detectors import WatchedEpisode
 from rlinf_embodied.errors import writing
+from rlinf_embodied.interfaces.envs import EpisodeEnd
 from rlinf_embodied.telemetry.metrics import Rate, percent
 from rlinf_embodied.telemetry.paired import PairedRate, paired_mean
 from rlinf_embodied.telemetry.trace import Span
@@ -29,13 +29,12 @@ class EvaluationResult:
     at_end: Rate | None  # solved when the episode ends
     mean_return: float
     episode_len: float
-    episodes: tuple[Episode, ...]
+    episodes: tuple[WatchedEpisode, ...]
     spans: tuple[Span, ...] = ()
     score: float | None = None  # the share of at_end, or without success the mean return; None: not all were run
     at_most: float = 1.0  # the highest share of at_end that was still possible, if not all were run
-    watched: tuple[Watched, ...] = ()  # of each episode
     warnings: tuple[str, ...] = ()  # of the detectors
-    sampled: tuple[Episode, ...] = ()  # of eval.sampled_episodes
+    sampled: tuple[WatchedEpisode, ...] = ()  # of eval.sampled_episodes
 
     def summary(self) -> dict[str, object]:
         """Returns the JSON form (eval_info.json adds what was evaluated)."""
@@ -68,9 +67,9 @@ class EvaluationResult:
     def write_table(self, path: Path, iteration: int) -> None:
         """Writes the episodes to a CSV file, in which those of other iterations stay."""
         rows: list[dict[str, Any]] = [
-            {"iteration": iteration, "seed": episode.seed, "task": episode.task, "instruction": seen.instruction}
-            | {**episode.metrics, "first_success": seen.first_success, "video": seen.video}
-            for episode, seen in zip(self.episodes, self.watched, strict=True)
+            {"iteration": iteration, "seed": e.seed, "task": e.task, "instruction": e.instruction}
+            | {**e.metrics, "first_success": e.first_success, "video": e.video}
+            for e in self.episodes
         ]
         if path.exists():
             with path.open(encoding="utf-8", newline="") as file:
@@ -119,7 +118,7 @@ def shown(summary: Mapping[str, object]) -> str:
     return f"return {summary['return']:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:
+def episode_means(episodes: Sequence[EpisodeEnd]) -> dict[str, float]:
     """Returns the mean of each metric over episodes; empty without episodes."""
     keys = episodes[0].metrics if episodes else ()
     return {key: sum(e.metrics[key] for e in episodes) / len(episodes) for key in keys}

@@ -227,22 +227,18 @@ class ReplayStage:
         names = (*config.columns, RETURN) if config.episodes else config.columns
         return {name: torch.cat([part[name] for part in parts], 1) for name in names}
 
-    def export_snapshot(self, step_context: StepContext) -> dict[str, Tensor]:
+    def export_snapshot(self, step_context: StepContext) -> StagePart:
         """Returns what the worker's blocks gathered, as <block>.<replay or demonstrations>.<column>."""
-        return {
+        held = {
             f"{block}.{name}.{column}": tensor
             for (block, name), buffer in self._buffers.items()
             if not (name == DEMONSTRATIONS and self._config.data)
             for column, tensor in buffer.export_state().items()
         }
-
-    def import_snapshot(self, step_context: StepContext, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        self._import({name: tensor for part in parts for name, tensor in part.items()})
-
-    def state_part(self, step_context: StepContext) -> StagePart:
-        """Returns what a checkpoint holds of the worker's blocks."""
-        held = self.export_snapshot(step_context)
         return StagePart({REPLAY: held} if held else {})
+
+    def import_snapshot(self, step_context: StepContext, parts: Sequence[StagePart]) -> None:
+        self._import({name: tensor for part in parts for name, tensor in part.tensors.get(REPLAY, {}).items()})
 
     def load(self, step_context: StepContext, folder: str) -> None:
         self._import(load_tensors(Path(folder), REPLAY))

@@ -189,7 +189,7 @@ def run_iteration(
     if ENV in stages:
         reports = result.all_of(ENV, RolloutReport)
         # in an order that no plan changes: floating-point means depend on it
-        episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.env_id)
+        episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.row)
         metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
         metrics["rollout/episodes"] = float(len(episodes))
         metrics["rollout/episodes_cut"] = float(sum(report.num_cut for report in reports))

@@ -163,10 +163,6 @@ class Executor:
         self._receipts(answers, f"{stage}.{method}")
         return [ref for ref, _ in answers]
 
-    def values(self, refs: Sequence[Ref], what: str) -> list[object]:
-        """Returns what workers published: for what is small."""
-        return self._session.fetch(refs, what)
-
     def _submit_to_all(self, call: Call, payloads: Sequence[Ref] = ()) -> list[list[Ref]]:
         calls = [(worker, call, payloads) for worker in self.workers(call.stage)]
         return self._session.submit(calls, self.workflow.stages[call.stage].collective)

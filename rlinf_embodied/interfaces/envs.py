@@ -180,7 +180,7 @@ class EnvSpec(Chunking):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnd:
-    """One finished episode: its row, its reset seed, and ManiSkill's episode metrics.
+    """One finished episode: its row, its reset seed, and ManiSkill's episode metrics; light, plain values.
 
     `metrics` has at least return, episode_len and reward (return / episode_len), and success_once and success_at_end
     if the env reports success.  `return` is the sum of the task's own reward, not of the shaped reward of training.

@@ -37,7 +37,10 @@ class Moment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """What another stage adds to a checkpoint: groups of tensors, plain values, files in addition to the policy's."""
+    """What another stage adds to a checkpoint: groups of tensors, plain values, files in addition to the policy's.
+
+    It is also the snapshot of a stage that trains nothing.
+    """
 
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     state: Mapping[str, object] = field(default_factory=dict)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import LanguageSFTConfig, MathConfig
 from rlinf_embodied.config.algorithm import require_correction
 from rlinf_embodied.config.checks import require
@@ -21,7 +20,6 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.language import LanguagePolicy, RewardModel
 from rlinf_embodied.learning.checkpoint import load_state
-from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.agents import agent_of
@@ -42,7 +40,7 @@ from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.trace import stage_seconds
 from rlinf_embodied.training.job import Evaluated, Progress
-from rlinf_embodied.training.resume import load_checkpoint
+from rlinf_embodied.training.resume import load_checkpoint, save_checkpoint
 from rlinf_embodied.workflow.graph import Workflow
 
 _PROBLEMS = "problems"  # of progress.counts: used so far
@@ -201,13 +199,8 @@ class ReasoningJob:
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers of learner and critic."""
-        step_context = StepContext(progress.iteration)
-        critic = "critic" in executor.workflow.stages
-        added = executor.publish("critic", "state_part", step_context) if critic else []
-        state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": self._reference}
-        argument = (str(root), progress.iteration, self.config.checkpoint.keep, StagePart(state=state))
-        earlier = [] if executor.ahead is None else executor.ahead.messages(self.learners[0])
-        executor.call(self.learners[0], "save", step_context, argument, [*added, *earlier])
+        learners = (*self.learners, "critic")
+        save_checkpoint(executor, root, progress, self.config, learners, state={"reference": self._reference})
 
     def load(self, executor: Executor, checkpoint: Path) -> None:
         load_checkpoint(executor, checkpoint, (*self.learners, "critic"))

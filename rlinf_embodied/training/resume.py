@@ -7,7 +7,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar, cast
 
 import yaml
@@ -18,6 +20,7 @@ from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.checkpoint import MANIFEST, find_latest, load_state, verify
+from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.training.job import Progress
@@ -63,10 +66,36 @@ def saved_progress(path: Path) -> Progress:
     return _read(path, "progress", lambda value: Progress(**cast(dict, value)))
 
 
-def load_checkpoint(executor: Executor, checkpoint: Path, stages: Sequence[str]) -> StepContext:
+def save_checkpoint(
+    executor: Executor,
+    root: Path,
+    progress: Progress,
+    config: TrainingConfig,
+    learners: Sequence[str],
+    others: Sequence[str] = (),
+    state: Mapping[str, object] = MappingProxyType({}),
+) -> None:
+    """Has the first of the learners write a checkpoint below `root`, with the state of all and plain values of the job.
+
+    `others` are further stages, whose snapshots are StageParts; stages that the workflow lacks are left out.
+    """
+    step_context, ahead, present = StepContext(progress.iteration), executor.ahead, executor.workflow.stages
+    snapshots = None if ahead is None else ahead.states_before()
+    if snapshots is None:  # otherwise the fronts of iterations to come have changed these stages since
+        snapshots = executor.states_of({s: executor.export_states(s, step_context) for s in others if s in present})
+    parts = [ref for stage in others for ref in snapshots.get(stage, ())]
+    for learner in (name for name in learners[1:] if name in present):
+        parts += executor.publish(learner, "state_part", step_context)
+    parts += [] if ahead is None else ahead.messages(learners[0])
+    own = StagePart(state={"progress": asdict(progress), "config": to_yaml(config), **state})
+    argument = (str(root), progress.iteration, config.checkpoint.keep, own)
+    executor.call(learners[0], "save", step_context, argument, parts)
+
+
+def load_checkpoint(executor: Executor, checkpoint: Path, stages: Sequence[str]) -> None:
     """Brings stages, the one that writes checkpoints first, and copies of their weights into a checkpoint's state.
 
-    Those that the workflow lacks are left out.  Returns the step that is to come.
+    Those that the workflow lacks are left out.
     """
     step_context = StepContext(saved_progress(checkpoint).iteration)
     for stage in stages:
@@ -75,7 +104,6 @@ def load_checkpoint(executor: Executor, checkpoint: Path, stages: Sequence[str])
     executor.sync_weights()  # copies elsewhere hold the weights, but not their version
     if executor.ahead is not None:
         executor.ahead.begin_again_from(stages[0], checkpoint, earlier_versions(checkpoint), step_context)
-    return step_context
 
 
 def _read(path: Path, what: str, read: Callable[[object], _Value]) -> _Value:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from policies.soft_actor import SoftActor
 from rlinf_embodied.algorithms.sac import SAC, SACConfig
 from rlinf_embodied.algorithms.transitions import Columns, ReplaySchedule
-from rlinf_embodied.embodied.replay_stage import DEMONSTRATIONS, ReplayStage, ReplayStageConfig
+from rlinf_embodied.embodied.replay_stage import DEMONSTRATIONS, REPLAY, ReplayStage, ReplayStageConfig
 from rlinf_embodied.randomness import normal, permutation
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from tests.observations import env_spec
@@ -153,4 +153,5 @@ def test_half_of_every_batch_are_demonstrations() -> None:
     assert torch.equal(shown.sum(1), torch.full((100,), 4.0))
     assert len(set(batch["reward"][shown.bool()].tolist())) == size  # all of them, sooner or later
     assert output.report["rollout/demonstrations"] == size
-    assert DEMONSTRATIONS in {name.split(".")[1] for name in replay.export_snapshot(StepContext(3))}
+    held = replay.export_snapshot(StepContext(3)).tensors[REPLAY]
+    assert DEMONSTRATIONS in {name.split(".")[1] for name in held}

@@ -18,9 +18,9 @@ from envs.episodes import EpisodeEnv
 from envs.point_reach import PointSimulator
 from policies.tiny_vla import TinyVLA
 from rlinf_embodied.compose import compose_evaluate
-from rlinf_embodied.embodied.detectors import Watch, Watched, seeds_of_training, warnings
+from rlinf_embodied.embodied.detectors import Watch, WatchedEpisode, seeds_of_training, warnings
 from rlinf_embodied.embodied.evaluate import evaluate_command
-from rlinf_embodied.interfaces.envs import ChunkResult, Observation
+from rlinf_embodied.interfaces.envs import ChunkResult, EpisodeEnd, Observation
 from rlinf_embodied.interfaces.policies import PolicyOutput
 from tests.observations import env_spec, observed
 
@@ -139,15 +139,25 @@ def after(state: list[float], success: list[bool], given: Observation | None = N
     return ChunkResult(no.float(), no, no, valid, torch.tensor(success)[:, None] & valid, None, (), None, shown)
 
 
+def ended(row: int, seed: int) -> EpisodeEnd:
+    return EpisodeEnd(row, seed, {})
+
+
 def test_a_watch_notes_success_motion_and_the_actions_that_were_executed() -> None:
     watch = Watch(observed(torch.zeros(2, 1), ("go", "stay")), None)
     for state, solved, action in (([1.0, 0.0], False, 1.0), ([2.0, 0.0], True, 0.5), ([2.0, 0.0], True, 0.5)):
         executed = torch.tensor([[action, -action / 2], [0.0, 0.0]])
         watch.step(torch.stack([executed, torch.full((2, 2), 9.0)], 1), after(state, [solved, False]))
-    one, other = watch.episode(0, 7, "7.mp4"), watch.episode(1, 8, "")
+    one, other = watch.episode(ended(0, 7), 4, "7.mp4"), watch.episode(ended(1, 8), 5, "")
     assert (one.first_success, one.moved, one.instruction, one.video) == (2, True, "go", "7.mp4")
     assert one.actions == pytest.approx((0.5 - 0.5, 1.0 - 0.25, 1 / 6))
-    assert (other.seed, other.first_success, other.moved, other.actions) == (8, None, False, (0.0, 0.0, 0.0))
+    assert (other.row, other.seed, other.first_success, other.moved, other.actions) == (
+        5,
+        8,
+        None,
+        False,
+        (0.0, 0.0, 0.0),
+    )
 
 
 def test_a_watch_tells_states_and_images_of_all_cameras_apart() -> None:
@@ -156,32 +166,37 @@ def test_a_watch_tells_states_and_images_of_all_cameras_apart() -> None:
     watch = Watch(
         observed(torch.tensor([[0.0], [0.0], [1.0]]), ("go",) * 3, images), torch.tensor([True, False, False])
     )
-    one, two, three = (watch.episode(row, row, "") for row in range(3))
+    one, two, three = (watch.episode(ended(row, row), row, "") for row in range(3))
     assert one.images != two.images == three.images
     assert one.state == two.state != three.state
     assert (one.first_success, two.first_success, one.actions) == (0, None, None)
     blind = observed(torch.zeros(2, 0), ("go",) * 2)
     watch = Watch(blind, None)
     watch.step(None, after([], [False, False], blind))
-    assert watch.episode(0, 0, "").moved, "without a state vector nobody can tell"
+    assert watch.episode(ended(0, 0), 0, "").moved, "without a state vector nobody can tell"
 
 
-def warned(watched: list[Watched], categorical: bool = False) -> list[str]:
-    return warnings((), watched, 0.0, env_spec("Some-v0", 1, 1, 10, 1, 1, categorical=categorical), {})
+def watched(seed: int, actions: tuple[float, float, float]) -> WatchedEpisode:
+    shown = {"instruction": "go", "state": str(seed), "images": "", "first_success": None, "moved": True}
+    return WatchedEpisode(row=0, seed=seed, metrics={}, **shown, actions=actions)
+
+
+def warned(episodes: list[WatchedEpisode], categorical: bool = False) -> list[str]:
+    return warnings(episodes, 0.0, env_spec("Some-v0", 1, 1, 10, 1, 1, categorical=categorical), {})
 
 
 @pytest.mark.parametrize(("number", "few", "enough"), [(4, 1, 2), (200, 3, 4)])
 def test_a_fault_of_few_episodes_is_not_warned_of(number: int, few: int, enough: int) -> None:
-    right = [Watched(k, "go", str(k), "", None, True, (-0.5, 0.5, 0.1)) for k in range(number)]
-    solved = [replace(watched, first_success=0) for watched in right]
+    right = [watched(k, (-0.5, 0.5, 0.1)) for k in range(number)]
+    solved = [replace(episode, first_success=0) for episode in right]
     assert warned([*solved[:few], *right[few:]]) == []
     assert warned([*solved[:enough], *right[enough:]]) == [f"{enough} of {number} episodes begin solved"]
 
 
 def test_numbers_of_choices_have_no_range() -> None:
-    watched = [Watched(k, "go", str(k), "", None, True, (1.0, 1.0, 1.0)) for k in range(4)]
-    assert warned(watched) == ["all actions of all episodes are the same"]
-    assert warned(watched, categorical=True) == []
+    episodes = [watched(k, (1.0, 1.0, 1.0)) for k in range(4)]
+    assert warned(episodes) == ["all actions of all episodes are the same"]
+    assert warned(episodes, categorical=True) == []
 
 
 # ----------------------------------------------------------------------------------------------------- the episodes

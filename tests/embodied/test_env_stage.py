@@ -13,7 +13,7 @@ from runs import GRPO, metric_rows, tiny, train
 
 from envs.point_reach import PointSimulator
 from rlinf_embodied.algorithms.batch import EnvColumns, RolloutReport
-from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
+from rlinf_embodied.embodied.env_stage import CARRY_OVER, EnvStage, EnvStageConfig
 from rlinf_embodied.embodied.warm_start import NewPolicyConfig, NewPolicyStage
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError
@@ -94,7 +94,7 @@ def test_with_partial_resets_every_row_continues_with_an_episode_of_its_own_seed
     columns, report, visible = roll(stage, StepContext(0), 8)
     assert visible == [{0, 1, 2, 3}] * 8
     assert len(report.episodes) > 16
-    assert len({(e.env_id, e.seed) for e in report.episodes}) == len(report.episodes)
+    assert len({(e.row, e.seed) for e in report.episodes}) == len(report.episodes)
     assert len({e.seed for e in report.episodes}) == len(report.episodes)
     ends = torch.cat([c.final_index[:, 0] for c in columns.values()])
     started = 16 + int((ends < 7).sum())  # each row begins one, and another one after each end but the last step's
@@ -117,7 +117,7 @@ def test_a_critic_that_sees_gets_images_of_final_and_last_states() -> None:
 def test_groups_report_the_success_of_every_member() -> None:
     _, solved, _ = roll(stage_for(*GRPO, group_size=2), StepContext(0), 3)
     assert sorted(solved.group_outcomes) == list(range(8))
-    by_env = {e.env_id: e.metrics["success_once"] > 0 for e in solved.episodes}
+    by_env = {e.row: e.metrics["success_once"] > 0 for e in solved.episodes}
     for group, members in solved.group_outcomes.items():
         assert members == (by_env[2 * group], by_env[2 * group + 1])
     _, lazy, _ = roll(stage_for(*GRPO, group_size=2), StepContext(0), 3, idle=True)
@@ -160,6 +160,7 @@ def test_running_episodes_are_carried_over_and_restored_bit_for_bit() -> None:
     roll(straight, StepContext(0), 2)
     state = straight.export_snapshot(StepContext(1))
     assert state
+    assert state.tensors[CARRY_OVER]
     resumed.import_snapshot(StepContext(1), [state])
     expected, report, _ = roll(straight, StepContext(1), 2)
     found, found_report, _ = roll(resumed, StepContext(1), 2)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from runs import GRPO, tiny
 
-from rlinf_embodied.algorithms.batch import Episode, RolloutReport
+from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.config.algorithm import Resampling
 from rlinf_embodied.embodied.outcome import episode_means, write_mp4
 from rlinf_embodied.embodied.workflow import kept_groups, training_workflow
+from rlinf_embodied.interfaces.envs import EpisodeEnd
 from rlinf_embodied.telemetry.metrics import read_metrics
 from rlinf_embodied.telemetry.plots import plot_curve
 
@@ -51,8 +52,8 @@ def test_grpo_repeats_its_rollout_and_ppo_does_not() -> None:
 
 def test_means_are_over_episodes() -> None:
     episodes = [
-        Episode(0, 1, {"success_once": 1.0, "return": 2.0}),
-        Episode(3, 2, {"success_once": 0.0, "return": 5.0}),
+        EpisodeEnd(0, 1, {"success_once": 1.0, "return": 2.0}),
+        EpisodeEnd(3, 2, {"success_once": 0.0, "return": 5.0}),
     ]
     assert episode_means(episodes) == {"success_once": 0.5, "return": 3.5}
     assert episode_means([]) == {}
