@@ -83,8 +83,8 @@ def require_hierarchy(
     for path, learns in (("", algorithm), ("hierarchy.", high)):
         fits, action = learns.has_critic and learns.learns_from is Source.rollouts, "use that of algorithm=ppo"
         require(fits, f"{path}algorithm._target_", learns._target_, rule, action)
-        clones = learns.uses_demonstrations
-        require(not clones, f"{path}algorithm.bc_coef", True, "demonstrations are of one policy", "use 0")
+        coef = getattr(learns, "bc_coef", 0.0)
+        require(not coef, f"{path}algorithm.bc_coef", coef, "demonstrations are of one policy", "use 0")
     sharding = getattr(high, "sharding", Sharding.none)
     rule = "the high-level policy is trained whole"
     require(sharding is Sharding.none, "hierarchy.algorithm.sharding", sharding.value, rule, "leave it out")

@@ -46,7 +46,9 @@ class DataConfig:
         require_numbers(self, "data", "max_prompt_tokens", low=1)
         require_numbers(self, "data", "solved_share", "unsolved_share", high=1)
         rule, action = "generated problems do not come again", "leave it out, or use data.files.all=<file>"
-        require(not self.has_pools or bool(self.files) or custom, "data.solved_share", self.solved_share, rule, action)
+        for name in ("solved_share", "unsolved_share"):
+            share = getattr(self, name)
+            require(share == 1 or bool(self.files) or custom, f"data.{name}", share, rule, action)
         rule, action = "problems come from files or from a custom source", "leave out one of the two"
         require(not (custom and self.files), "data._target_", self._target_, rule, action)
 

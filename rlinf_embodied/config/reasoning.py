@@ -107,8 +107,9 @@ class EpisodesConfig:
             return
         exact, rule = config.run.exact, "when a tool answers decides which rows are decoded together"
         require(not exact.holds, "episodes.free", True, rule, "set run.exact=false, or episodes.free=false")
-        waits, rule = config.tool.waits or config.agent.waits, "tools run in threads of the worker that generates"
-        require(not waits, "tool.waits", waits, rule, "leave it out: that worker decodes while they wait")
+        rule, action = "tools run in threads of the worker that generates", "leave it out: it decodes while they wait"
+        for name, section in (("tool", config.tool), ("agent", config.agent)):
+            require(not section.waits, f"{name}.waits", True, rule, action)
         if self.carried:
             agent, rule = config.agent._target_, "agents are not carried over to the next iteration"
             require(agent is None, "agent._target_", agent, rule, "use episodes.carried=0")
@@ -137,16 +138,13 @@ class RewardConfig:
     overlong_penalty: float = 1.0  # penalty of a completion of max_new_tokens
 
     def __post_init__(self) -> None:
-        plain = self.concurrency == 1 and not self.waits
-        rule = "only a custom function is called more than once at a time or waited for"
-        valid = plain or (self._target_ is not None and self.concurrency >= 1)
-        require(valid, "reward.concurrency", self.concurrency, rule, "give reward._target_, or use 1 and waits=false")
+        require_numbers(self, "reward", "concurrency", low=1)
+        for name, plain in {"concurrency": 1, "waits": False, "weights": {}, "batch_size": 0}.items():
+            value, rule = getattr(self, name), "it belongs to a custom function"
+            fits = self._target_ is not None or value == plain
+            require(fits, f"reward.{name}", value, rule, f"give reward._target_, or use {plain}")
         rule = "both would say what a completion earns"
         require(None in (self._target_, self.model), "reward.model", self.model, rule, "leave out reward._target_")
-        custom, rule = self._target_ is not None, "it belongs to a custom function"
-        for name in ("weights", "batch_size"):
-            value = getattr(self, name)
-            require(custom or not value, f"reward.{name}", value, rule, "give reward._target_, or leave it out")
         require_numbers(self, "reward", "timeout_s", low=0, above=True)
         require_numbers(self, "reward", "overlong_tokens", "batch_size", low=0)
 
@@ -244,8 +242,9 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         rule = f"{self.name.value} compares the completions of a prompt, so a group needs at least two"
         enough = self.group_size >= (2 if compares else 1)
         require(enough, "algorithm.group_size", self.group_size, rule, "use 8, or algorithm=ppo")
-        one_step, rule = self.name is not ReasoningName.rloo or self.num_steps == 1, "RLOO makes one step per iteration"
-        require(one_step, "algorithm.epochs", self.epochs, rule, "use epochs=1 num_minibatches=1, or algorithm=grpo")
+        rule, action = "RLOO makes one step per iteration", "use epochs=1 num_minibatches=1, or algorithm=grpo"
+        for name in ("epochs", "num_minibatches") if self.name is ReasoningName.rloo else ():
+            require(getattr(self, name) == 1, f"algorithm.{name}", getattr(self, name), rule, action)
         dynamic, rule = self.dynamic_sampling, "PPO has no groups whose rewards could be compared"
         action = "set it to false, or use algorithm=dapo"
         require(compares or not dynamic, "algorithm.dynamic_sampling", dynamic, rule, action)

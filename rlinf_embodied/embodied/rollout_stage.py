@@ -99,7 +99,7 @@ class RolloutStage(WeightsUser[Policy]):
         require(flows or env.rtc is PrefixSchedule.off, "env.rtc", env.rtc.value, rule, "use off")
         rule = f"{spec.name} is scored for the first actions of its chunks, and others are executed"
         trained = config.records and env.overlaps and not flows
-        require(not trained, "env.perturb.inference_delay", env.perturb.axes, rule, "use it in evaluations alone")
+        require(not trained, "env.perturb", env.perturb.axes, rule, "use inference_delay in evaluations alone")
 
     @torch.no_grad()
     def step(

@@ -195,11 +195,10 @@ def require_actions(where: str, episode: str, actions: np.ndarray, bounded: bool
     wrong = ~(np.isfinite(actions) & ((np.abs(actions) <= 1 + 1e-5) | (not bounded)))
     if wrong.any():
         step, dimension = (int(k) for k in np.argwhere(wrong)[0])
-        rule, action = "those of a policy lie in [-1, 1]", "record with a control mode whose actions are normalised"
-        if not np.isfinite(actions).all():
+        rule = "those of a policy lie in [-1, 1]"
+        action = "set policy.normalise_actions=min_max, with which the env is handed actions in these units"
+        if not np.isfinite(actions[step, dimension]):
             rule, action = "actions are finite", "record it anew"
-        elif bounded:
-            action = "set policy.normalise_actions=min_max, with which the env is handed actions in these units"
         raise DataError(
             f"{where}, but action {dimension} of step {step} of {episode} is {actions[step, dimension]}, and {rule}: "
             f"leave the episode out, or {action}"

@@ -97,7 +97,8 @@ class ReasoningJob:
             require_correction(staleness, self.config.rl.tis_cap)
             rule = "problems are chosen by the iteration before, which has not ended when a next one begins"
             allowed = staleness == 0 or not self.config.data.has_pools
-            require(allowed, "plan.max_staleness", staleness, rule, "use 0, or leave out data.solved_share")
+            action = "use 0, or leave out data.solved_share and data.unsolved_share"
+            require(allowed, "plan.max_staleness", staleness, rule, action)
             rule = "episodes that are carried over have tokens of several versions"
             allowed = staleness == 0 or not self.config.episodes.carried
             require(allowed, "plan.max_staleness", staleness, rule, "use 0, or episodes.carried=0")

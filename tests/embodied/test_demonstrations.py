@@ -22,7 +22,7 @@ from rlinf_embodied.embodied.demonstrations import demonstrator, for_demonstrati
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
 from rlinf_embodied.embodied.policy_folder import load_policy
-from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, sources_of
+from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, require_actions, sources_of
 from rlinf_embodied.embodied.warm_start import fine_tuning_of, starting_policy
 from rlinf_embodied.errors import ConfigError, DataError, SimulatorError
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -229,6 +229,8 @@ def test_a_dataset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     nan = dataset(tmp_path / "nan", tiny(), actions=lambda a: np.full_like(a, np.nan))
     with pytest.raises(DataError, match=r"action 0 of step 0 of episode 0 is nan"):
         collected(from_files(nan))
+    with pytest.raises(DataError, match=r"action 0 of step 0 of it is 3.0, and those of a policy lie in \[-1, 1\]"):
+        require_actions("data is 'x'", "it", np.array([[3.0], [np.nan]]), bounded=True)
     for name, change, words in (
         ("wide", {"actions": lambda a: np.zeros((len(a), 3), np.float32)}, "whose action have 3 dimensions, .* have 2"),
         ("state", {"state": lambda a: np.zeros((len(a), 5), np.float32)}, "observation.state have 5 dimensions, .* 4"),

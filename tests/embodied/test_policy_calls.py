@@ -68,7 +68,7 @@ _LATE = ["env.execute_steps=2", "env.chunks_per_rollout=6", "env.perturb.inferen
     [
         ("flow_vla", ["policy.noise_repeat=0.9"], r"noise_repeat is 0.9, but flow_vla takes no separate noise"),
         ("tiny_vla", [*_LATE, "env.rtc=linear"], r"env.rtc is 'linear', but tiny_vla is no flow policy"),
-        ("tiny_vla", _LATE, r"inference_delay is {'inference_delay': 1}, but tiny_vla is scored for the first actions"),
+        ("tiny_vla", _LATE, r"env.perturb is {'inference_delay': 1}, but tiny_vla is scored for the first actions"),
     ],
 )
 def test_what_a_policy_cannot_do_is_refused(policy: str, overrides: list[str], message: str) -> None:

@@ -289,6 +289,7 @@ def test_what_free_running_does_not_go_with() -> None:
         (["episodes.free=false", "episodes.carried=0.5"], "episodes.carried"),
         (["episodes.carried=0.5", "algorithm.tis_cap=null"], "algorithm.tis_cap"),
         (["tool.waits=true"], "tool.waits"),
+        (["agent._target_=a.b", "agent.waits=true"], "agent.waits"),
     ):
         with pytest.raises(ConfigError, match=path):
             free_config(*words)
