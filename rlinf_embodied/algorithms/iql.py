@@ -75,14 +75,13 @@ class IQL(CriticsAlgorithm):
             for name, sums in order.items():
                 fitted[name].add(step_on(self.learners[name], batch, sums))
             self._move_targets()
-        mean = lambda name: fitted[name].sums[_STATISTIC] / max(fitted[name].weight, 1e-8)  # noqa: E731
         return {
             "losses/value_loss": fitted[_VALUE].loss,
             "losses/critic_loss": fitted[_CRITICS].loss / self.algorithm.num_critics,
             "losses/policy_loss": fitted[_POLICY].loss,
-            "losses/q": mean(_CRITICS),
-            "losses/advantage": mean(_VALUE),
-            "losses/advantage_weight": mean(_POLICY),
+            "losses/q": fitted[_CRITICS].mean(_STATISTIC),
+            "losses/advantage": fitted[_VALUE].mean(_STATISTIC),
+            "losses/advantage_weight": fitted[_POLICY].mean(_STATISTIC),
         }
 
     def _advantages(self, columns: Columns) -> Tensor:

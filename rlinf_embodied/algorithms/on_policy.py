@@ -213,8 +213,8 @@ class OnPolicy(Algorithm):
         return metrics | (self._joint_metrics(fitted) if self._joint else {})
 
     def _joint_metrics(self, fitted: Fitted) -> dict[str, float]:
-        value_loss = fitted.sums[VALUE_LOSS] / max(fitted.weight, 1e-8)
-        return {"losses/value_loss": value_loss, "losses/explained_variance": self._explained_variance()}
+        explained = self._explained_variance()
+        return {"losses/value_loss": fitted.mean(VALUE_LOSS), "losses/explained_variance": explained}
 
     def _policy_steps(self) -> Fitted:
         """Steps the policy, and a critic that shares its optimizer."""

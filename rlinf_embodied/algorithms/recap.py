@@ -138,8 +138,8 @@ class Recap(Imitation):
             drawn = torch.from_numpy(uniform(self.training.seed, "label dropout", iteration, block, ids))
             label[drawn < self.algorithm.label_dropout] = _DROPPED
         metrics = super().update(step_context, {b: columns | {_LABEL: labels[b]} for b, columns in data.items()})
-        values = fitted.sums["values"] / max(fitted.weight, 1e-8)
-        return metrics | {"losses/value_loss": fitted.loss, "losses/value": values, "losses/positive_share": share}
+        metrics |= {"losses/value_loss": fitted.loss, "losses/value": fitted.mean("values")}
+        return metrics | {"losses/positive_share": share}
 
     def _values(self, columns: Columns) -> Tensor:
         """Returns V [R], of what the policy sees without a label, or of the simulator's state."""

@@ -89,9 +89,9 @@ class SAC(CriticsAlgorithm):
         critics, policies = fitted[_CRITICS], fitted[_POLICY]
         return {
             "losses/critic_loss": critics.loss / algorithm.num_critics,
-            "losses/q": critics.sums["values"] / max(critics.weight, 1e-8),
+            "losses/q": critics.mean("values"),
             "losses/policy_loss": policies.loss,
-            "losses/entropy": -policies.sums["log_probs"] / max(policies.weight, 1e-8),
+            "losses/entropy": -policies.mean("log_probs"),
             "losses/entropy_coef": float(self._coef),
         }
 

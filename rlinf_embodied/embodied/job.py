@@ -61,7 +61,7 @@ class EmbodiedJob:
         self.learners = learners_of(config.hierarchy)
         self.name = file_name(config.env.task)
         self.eval_every = config.eval.every
-        self.goal, self.check_every = config.run.until_success, config.eval.check_every
+        self.check_every = config.eval.check_every
         self.cache_dir = config.warm_start.cache_dir
 
     @cached_property
@@ -79,11 +79,10 @@ class EmbodiedJob:
         return Evaluation(asked, acting, session, cluster, table=table)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation | None:
-        """The goal is run.until_success."""
-        if self.goal is None:
+        if (goal := self.config.run.until_success) is None:
             return None
         asked = held_out(self.config.env, self.config.eval.checks, self.config.run)
-        return Evaluation(asked, self._acting("check_policy", policy_folder, asked), session, cluster, self.goal)
+        return Evaluation(asked, self._acting("check_policy", policy_folder, asked), session, cluster, goal)
 
     def _acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
         config, high_folder = self.config, self._high_folder(policy_folder)
@@ -95,7 +94,7 @@ class EmbodiedJob:
         config = self.config
         if cluster.cores_beside or not config.algorithm.acts:
             return []
-        checks = [config.eval.checks] if self.goal is not None else []
+        checks = [config.eval.checks] if config.run.until_success is not None else []
         envs = [held_out(config.env, how, config.run).env for how in (config.eval, *checks)]
         return [Standing(ENV, env.num_blocks, env.block_size) for env in envs]
 

@@ -75,6 +75,6 @@ def why_no_expert(env: EnvConfig) -> str | None:
     Raises:
         ConfigError: a custom env cannot be imported.
     """
-    load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
+    require_env_target(env)
     ask = getattr(importlib.import_module(env._target_.rpartition(".")[0]), "why_no_expert", None)
     return None if ask is None else ask(env)

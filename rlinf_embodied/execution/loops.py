@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlinf_embodied.execution.hosts import Hosts
+from rlinf_embodied.execution.hosts import Hosts, shards_of
 from rlinf_embodied.execution.iteration import Iteration
 from rlinf_embodied.planning.plan import Step
 from rlinf_embodied.runtime import relay
@@ -45,7 +45,7 @@ class Loops:
         if loop.name in self._hosts.fused:
             self._run_fused(loop, given, state)
         else:
-            self._run_stepwise(loop, given, [set(blocks[k::num_shards]) for k in range(num_shards)], state)
+            self._run_stepwise(loop, given, list(map(set, shards_of(tuple(blocks), num_shards))), state)
 
     def _run_fused(self, loop: Loop, given: Mapping[int, list[Ref]], state: Iteration) -> None:
         calls, keep = [], self._hosts.stays[loop.opener]

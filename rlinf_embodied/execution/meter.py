@@ -77,8 +77,7 @@ class MeteredSession:
         self.start_bytes: dict[int, float] = {}  # the same of its process; 0 on an accelerator, which others use, too
         self.overhead: dict[int, float] = {}  # bytes that each keeps of its first stages: libraries, contexts
         self.grown: dict[str, dict[int, float]] = {}  # bytes by which setting up a stage made each worker larger
-        self._receipts: list[tuple[Call, Ref]] = []  # while `recording`
-        self._peaks: list[tuple[Call, int, Ref]] = []  # of each call of a stage in a worker, while `recording`
+        self._recorded: list[tuple[Call, int, Ref, Ref]] = []  # calls, workers, receipts and peaks, while `recording`
         self.recording = False
 
     def __getattr__(self, name: str) -> object:
@@ -125,17 +124,16 @@ class MeteredSession:
         read = Call(METER.name, "peak", StepContext(0))
         peaks = self._inner.submit([(worker, read, []) for worker, _, _ in calls])
         for (worker, call, _), refs, peak in zip(calls, answers, peaks, strict=True):
-            self._receipts.append((call, refs[-1]))
-            self._peaks.append((call, worker, peak[-1]))
+            self._recorded.append((call, worker, refs[-1], peak[-1]))
         return answers
 
     def clear(self) -> None:
-        self._receipts, self._peaks = [], []
+        self._recorded = []
         self._inner.clear()
 
     def forget(self) -> None:
         """Forgets what was recorded, and starts new maxima in every worker."""
-        self._receipts, self._peaks = [], []
+        self._recorded = []
         self.ask(list(self._devices), METER.name, "reset")
 
     # -------------------------------------------------------------------------------------------------------- readings
@@ -167,20 +165,19 @@ class MeteredSession:
 
     def peaks(self) -> dict[tuple[str, int], float]:
         """Returns by stage and worker the most bytes that the worker had in use in any recorded call of the stage."""
-        receipts = self._inner.fetch([ref for _, _, ref in self._peaks], f"{METER.name}.peak")
+        receipts = self._inner.fetch([ref for *_, ref in self._recorded], f"{METER.name}.peak")
         found: dict[tuple[str, int], float] = {}
-        for (call, worker, _), receipt in zip(self._peaks, of_type(receipts, Receipt), strict=True):
+        for (call, worker, *_), receipt in zip(self._recorded, of_type(receipts, Receipt), strict=True):
             assert isinstance(receipt.report, float)
             for stage in call.makers if call.method != "enter" else ():  # before it others are in memory
                 found[stage, worker] = max(found.get((stage, worker), 0.0), receipt.report)
-        self._peaks = []
         return found
 
     def bytes_per_block(self) -> dict[tuple[str, str], int]:
         """Returns by stage and method the bytes of a result for one block (the largest), over all recorded calls."""
         found: dict[tuple[str, str], int] = {}
-        receipts = of_type(self._inner.fetch([ref for _, ref in self._receipts], "receipts"), Receipt)
-        for (call, _), receipt in zip(self._receipts, receipts, strict=True):
+        receipts = of_type(self._inner.fetch([ref for _, _, ref, _ in self._recorded], "receipts"), Receipt)
+        for (call, *_), receipt in zip(self._recorded, receipts, strict=True):
             for maker, size in zip(call.makers, receipt.num_bytes, strict=False):
                 key = maker, "close" if call.method == "loop" else call.method
                 found[key] = max(found.get(key, 0), size)

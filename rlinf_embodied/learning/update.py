@@ -69,14 +69,13 @@ class Fitted:
         self.weight += step.weight
         self.norms += [] if step.norm is None else [step.norm]
 
-    def mean(self, name: str, count: str) -> float:
-        """Returns one statistic over another, which counts; 0 where there was nothing to count."""
-        return self.sums[name] / max(self.sums[count], 1.0)
+    def mean(self, name: str, count: str | None = None) -> float:
+        """Returns a statistic over another one, which counts, or over the loss's own denominator; 0 of nothing."""
+        return self.sums[name] / (max(self.weight, 1e-8) if count is None else max(self.sums[count], 1.0))
 
     @property
     def loss(self) -> float:
-        """The statistic "loss" over the loss's own denominator."""
-        return self.sums["loss"] / max(self.weight, 1e-8)
+        return self.mean("loss")
 
 
 def fit(

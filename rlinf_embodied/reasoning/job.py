@@ -77,7 +77,6 @@ class ReasoningJob:
         source = (data._target_ or "").rpartition(".")[2] or files or data.level.replace(",", "+")
         self.name = f"math-{source}-{'sft' if self._fine_tunes else config.rl.name}"
         self.eval_every = config.eval.every
-        self.goal: float | None = None  # it runs its iterations
         self.check_every = 1
         self.cache_dir = config.warm_start.cache_dir
         self._reference = ""  # folder that the divergence is measured from, once it is known

@@ -114,11 +114,10 @@ class Job(Protocol):
         """Builds the evaluation's stages in addition to those of training."""
         ...
 
-    goal: float | None  # the score at which training ends; None: it runs its iterations
     check_every: int  # iterations between checks of the goal
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluating | None:
-        """Builds the stages that check the run's goal; None where there is none."""
+        """Builds the stages that check the run's goal, a score of run.until_success; None where there is none."""
         ...
 
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:

@@ -78,7 +78,7 @@ class Running:
 
     def check(self) -> Evaluated:
         """Checks whether the run's goal is reached by the present weights, which are kept if they are the best."""
-        progress, goal, start = self.progress, self.job.goal, time.time()
+        progress, goal, start = self.progress, self.job.config.run.until_success, time.time()
         assert self.checking is not None
         assert goal is not None
         self._update(self.checking)
@@ -91,7 +91,7 @@ class Running:
 
     @property
     def is_reached(self) -> bool:
-        goal, reached = self.job.goal, self.progress.reached
+        goal, reached = self.job.config.run.until_success, self.progress.reached
         return goal is not None and reached is not None and reached >= goal
 
     @property
