@@ -64,7 +64,6 @@ class Behind(nn.Module):
         self.module, self.policy = policy.module, policy
 
     def forward(self, compute: Callable[[Any], Any]) -> Any:
-        """Returns what `compute` makes of the policy."""
         return compute(self.policy)
 
 

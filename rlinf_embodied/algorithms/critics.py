@@ -134,7 +134,6 @@ class CriticsAlgorithm(Algorithm):
 
     @torch.no_grad()
     def _move_targets(self) -> None:
-        """Makes each target (1 - tau) target + tau critic."""
         for target, source in zip(self._targets.parameters(), self._critics.parameters(), strict=True):
             target.lerp_(source, self.algorithm.tau)
 

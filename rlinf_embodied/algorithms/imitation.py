@@ -179,7 +179,6 @@ class SFTConfig(FineTuningPhases, AlgorithmConfig):
 
     @property
     def num_epochs(self) -> int:
-        """Epochs of both phases."""
         return self.epochs + self.head_epochs
 
     def check(self, config: TrainConfig) -> None:

@@ -217,7 +217,6 @@ class OnPolicy(Algorithm):
         return {"losses/value_loss": fitted.mean(VALUE_LOSS), "losses/explained_variance": explained}
 
     def _policy_steps(self) -> Fitted:
-        """Steps the policy, and a critic that shares its optimizer."""
         blocks, batches = self._blocks, self._minibatches("policy", self.algorithm.epochs)
         if self.algorithm.has_critic and self.algorithm.normalize_advantages is Normalization.minibatch:
             blocks = {b: replace(t, advantages=t.advantages.clone()) for b, t in blocks.items()}
@@ -336,6 +335,5 @@ def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]
 
 
 def _settings(algorithm: OnPolicyConfig) -> tuple[AdamSettings, AdamSettings]:
-    """Returns Adam's constants of the policy, and of the critic."""
     value = adam(algorithm, algorithm.value_lr, algorithm.value_max_grad_norm)
     return adam(algorithm, algorithm.lr, algorithm.max_grad_norm), value

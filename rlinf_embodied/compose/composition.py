@@ -208,7 +208,6 @@ def _is_closed(key: str, schema: type) -> bool:
 
 
 def _without(layer: Mapping[str, object], paths: Collection[str], prefix: str = "") -> dict[str, object]:
-    """Returns a mapping without the values at some paths."""
     kept = {key: value for key, value in layer.items() if f"{prefix}{key}" not in paths}
     return {k: _without(v, paths, f"{prefix}{k}.") if isinstance(v, Mapping) else v for k, v in kept.items()}
 

@@ -63,7 +63,6 @@ def read_override(text: str, known: Mapping[str, object], groups: Sequence[str])
         ) from error
 
 
-# --------------------------------------------------------------------------------------------------- keys and errors
 @functools.cache  # each override is looked up, and reading the types of all sections takes milliseconds
 def keys(schema: type) -> Mapping[str, object]:
     """Returns every key of a schema by its dotted path, with its type; sections are included."""

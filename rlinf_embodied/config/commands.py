@@ -226,7 +226,6 @@ class MathConfig(TrainingConfig):
 
     @property
     def rl(self) -> ReasoningAlgorithmConfig:
-        """The algorithm of a run with RL."""
         assert isinstance(self.algorithm, ReasoningAlgorithmConfig)
         return self.algorithm
 

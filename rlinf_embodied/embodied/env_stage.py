@@ -164,7 +164,6 @@ class EnvStage(HoldsNoMemory):
         require_success(spec, self._config.needs_success)
         return spec
 
-    # ------------------------------------------------------------------------------------------------ rollout loop
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts an episode in every row, or continues the running ones, and returns the policy's first observation."""
         shard = self._shards[blocks]
@@ -361,7 +360,6 @@ class EnvStage(HoldsNoMemory):
             shard.env.close()
         self._shards = {}
 
-    # ---------------------------------------------------------------------------------------------------- snapshots
     def export_snapshot(self, step_context: StepContext) -> StagePart | None:
         """Returns the running episodes as <env id>.seed and <env id>.actions; None where nothing is carried over."""
         if not self._config.env.carry_over:

@@ -98,7 +98,6 @@ class EmbodiedJob:
         envs = [held_out(config.env, how, config.run).env for how in (config.eval, *checks)]
         return [Standing(ENV, env.num_blocks, env.block_size) for env in envs]
 
-    # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
         assert isinstance(after, EvaluationResult)
         number: dict[str, object] = {"num_eval_episodes": len(after.episodes)}
@@ -181,7 +180,6 @@ class EmbodiedJob:
         parts: dict[str, object] = {n: asdict(getattr(self.config, n)) for n in ("env", "policy", "algorithm")}
         return parts | ({"hierarchy": asdict(self.config.hierarchy)} if self.config.hierarchy.on else {})
 
-    # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
         if self._fine_tunes:
             return fine_tuning_workflow(fine_tuning_stage(self.config, self._sources, policy_folder))
@@ -207,7 +205,6 @@ class EmbodiedJob:
             self._begun_with = (str(low), str(starting_high_level(config, session, cluster)))
         return low
 
-    # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
         """The global step counts env steps, or where nothing acts updates."""
         result, metrics = run_iteration(executor, progress.iteration, self.config.run.num_iterations)
@@ -223,7 +220,6 @@ class EmbodiedJob:
 
 
 def _columns(algorithm: AlgorithmConfig) -> tuple[Column, ...]:
-    """Returns what the live view shows of an algorithm."""
     columns: list[Column] = []
     if algorithm.acts:
         columns.append(Column("success_once", "rollout/success_once", ".1f", " %", 100.0))

@@ -92,7 +92,6 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
 
 
 def _weighted(place: str) -> tuple[str, float | None]:
-    """Returns a path and its weight, of <path>:<weight>."""
     path, _, number = place.rpartition(":")
     try:
         return (path, float(number)) if path else (place, None)

@@ -125,7 +125,6 @@ class NewPolicyStage:
         self._device = context.device
 
     def save_policy(self, step_context: StepContext, folder: str) -> None:
-        """Writes the new policy."""
         config = self._config
         try:
             env = make_env(for_demonstrations(config.env), ROWS if config.measures else 1, self._device)

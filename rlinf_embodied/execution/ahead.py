@@ -46,8 +46,6 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """A front that was submitted."""
-
     context: StepContext  # as it was begun with
     state: Iteration
     weights: Weights  # that it works with

@@ -89,7 +89,6 @@ class MeteredSession:
         return self._inner.relays and not self.recording
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
-        """Starts the workers, each with a meter."""
         self._inner.start(workers)
         self._devices |= {spec.worker: spec.device for spec in workers}
         self.restart()
@@ -136,7 +135,6 @@ class MeteredSession:
         self._recorded = []
         self.ask(list(self._devices), METER.name, "reset")
 
-    # -------------------------------------------------------------------------------------------------------- readings
     def ask(
         self, workers: Sequence[int], stage: str, method: str, iteration: int = 0, payloads: Sequence[Ref] = ()
     ) -> list[object]:
@@ -146,7 +144,6 @@ class MeteredSession:
         return [receipt.report for receipt in of_type(receipts, Receipt)]
 
     def seconds_of(self, worker: int, stage: str, method: str, iteration: int, payloads: Sequence[Ref] = ()) -> float:
-        """Returns the seconds that a call of a stage of one worker takes."""
         start = time.perf_counter()
         self.ask([worker], stage, method, iteration, payloads)
         return time.perf_counter() - start
@@ -159,7 +156,6 @@ class MeteredSession:
         return value, receipt.num_bytes[0]
 
     def readings(self) -> dict[int, Reading]:
-        """Returns memory and CPU seconds of every worker."""
         found = self.ask(list(self._devices), METER.name, "read")
         return dict(zip(self._devices, of_type(found, Reading), strict=True))
 

@@ -48,7 +48,6 @@ _LONGEST = 20  # times the budget, that all probes may take; what is left is bui
 _WARM_STEPS = 2  # chunk-steps of the first iterations
 
 
-# ---------------------------------------------------------------------------------------------------------------- cache
 def fingerprint(cluster: Cluster, parts: Mapping[str, object]) -> dict[str, str]:
     """Returns what a profile is valid for: this hardware, these libraries, the given parts of the config, and code."""
     hardware = f"{platform.machine()} {processor()}, {cluster.num_cores} cores, {cluster.description}"
@@ -78,7 +77,6 @@ def store_profile(path: Path, profile: Profile) -> None:
     partial.replace(path)
 
 
-# -------------------------------------------------------------------------------------------------------------- measure
 def measure(
     workflow: Workflow,
     session: Session,
@@ -182,7 +180,6 @@ class _Profiling:
             "working_bytes": "the peak of a worker in calls of the stage; alike for both sides of a loop in one call",
         }
 
-    # --------------------------------------------------------------------------------------------------- iterations
     def _iterate(self, executor: Executor, run: Workflow, number: int, record: bool = False) -> Iteration:
         """Runs an iteration; what leaves workers and their peaks of memory are recorded, instead of others' records."""
         if record:
@@ -254,7 +251,6 @@ class _Profiling:
             cores = max((after[w].cpu_s - before[w].cpu_s) / seconds for w in workers)
             profile.cores = max(min(1.0, limit), min(limit, cores))
 
-    # ------------------------------------------------------------------------------------------ edges and switches
     def _count_bytes(self, run: Workflow) -> None:
         """Notes what an item's data holds, on every edge and hop of a loop that the recorded iteration showed."""
         whole, found, shown = self._workflow, self.measured.edge_bytes_per_item, self._metered.bytes_per_block()

@@ -101,7 +101,6 @@ class Observation:
         return replace(self, instruction=tuple(map(added, self.instruction)))
 
     def without_images(self) -> Observation:
-        """Returns the observation without images."""
         return replace(self, images={})
 
     def rows(self, index: Sequence[int] | slice) -> Observation:

@@ -79,7 +79,6 @@ def moved(group: Group, before: Sequence[int], after: Sequence[int], own: Mappin
 
 
 def _packed(block: object) -> Tensor:
-    """Returns what torch.save writes, uint8 [n]."""
     buffer = io.BytesIO()
     torch.save(block, buffer)
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)

@@ -110,7 +110,6 @@ class BlockSum:
 
 
 def _paired(keys: Sequence[Sequence], tensors: Sequence[Sequence[Tensor]]) -> dict:
-    """Returns the tensors of all ranks by key."""
     ranks = zip(keys, tensors, strict=True)
     return {key: tensor for names, parts in ranks for key, tensor in zip(names, parts, strict=True)}
 
@@ -129,7 +128,6 @@ def _maximal_subtrees(owners: Sequence[int], lo: int, hi: int) -> list[_Node]:
 
 
 def _tree_sum(known: Mapping[_Node, Tensor], node: _Node) -> Tensor:
-    """Returns the sum of a node from sums of nodes that are known already."""
     if node in known:
         return known[node]
     left, right = _halves(*node)

@@ -83,7 +83,6 @@ def links(source: Layout, target: Layout) -> list[dict[int, tuple[int, int]]]:
     return found
 
 
-# -------------------------------------------------------------------------------------------------------------- clocks
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """What came out of one iteration."""

@@ -133,7 +133,6 @@ def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Found], 
 
 
 def _found(search: Search) -> list[Found]:
-    """Returns the best plans of a search, the best of them first."""
     entries = sorted(((score, kind, plan) for (kind, _), (score, plan) in search.best.items()), key=lambda e: e[0])
     return [Found(plan, kind, *score) for score, kind, plan in entries]
 
@@ -209,7 +208,6 @@ def rows(ranked: Iterable[Ranked]) -> list[dict[str, str]]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------- impossible
 def _require_devices(pricer: Pricer) -> None:
     for stage in pricer.workflow.stages:
         if not any(pricer.runs_on(stage, device) for device in range(pricer.cluster.num_devices)):

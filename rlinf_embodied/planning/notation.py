@@ -44,7 +44,6 @@ _RANGE = re.compile(rf"{_FRACTION}:{_FRACTION}")
 _NUMBERS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
 
 
-# --------------------------------------------------------------------------------------------------------------- print
 def to_text(plan: Plan) -> str:
     """Returns a plan without its name, for example "env+policy on 0-1 > actor on 0-1"."""
     parts = [" > ".join(map(_item_text, plan.items))]
@@ -88,11 +87,8 @@ def _exclusive_texts(pairs: Pairs) -> list[str]:
     return [f"{stage} / {'+'.join(excluded)}" for stage, excluded in others.items()]
 
 
-# ---------------------------------------------------------------------------------------------------------------- read
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads the texts of a plan for a workflow and the devices of a cluster."""
-
     workflow: Workflow
     num_devices: int  # that `all` and fractions mean
     cores: Devices
@@ -164,7 +160,6 @@ class _Reader:
         )
 
 
-# ------------------------------------------------------------------------------------------------------------- resolve
 def resolve(name: str, variants: Sequence[Mapping[str, object]], cluster: Cluster | int, workflow: Workflow) -> Plan:
     """Returns the plan for a cluster: the variant that the devices suffice for, checked against the workflow.
 

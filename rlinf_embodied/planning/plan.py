@@ -146,7 +146,6 @@ def fused(sides: tuple[Place, ...], num_blocks: int) -> bool:
     return len({owners(side, num_blocks) for side in sides}) == 1
 
 
-# --------------------------------------------------------------------------------------------------------------- calls
 @dataclass(frozen=True, slots=True)
 class Step:
     """One stage (or all sides of a loop) called for one chunk of the blocks."""

@@ -208,7 +208,6 @@ class Search:
         return len(place.devices) <= most and not any(blocks % unit for blocks in place.blocks)
 
     def _unit(self, stage: str, chunks: int) -> int:
-        """Returns by which number the blocks of each device divide."""
         batch = self.work.stages[stage].blocks_per_batch
         return batch if batch > 1 else chunks
 

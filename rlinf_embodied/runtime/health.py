@@ -188,7 +188,6 @@ class Health:
 
     # ---------------------------------------------------------------------------------------------------------- health
     def _require_progress(self, waiting: str) -> None:
-        """Raises a HangError where a worker makes no progress."""
         self.check()
         for of in self.workers.values():
             if of.status is not None:

@@ -113,7 +113,6 @@ class TorchGroup:
             ) from error
 
 
-# ---------------------------------------------------------------------------------------------------------- rendezvous
 def _store(rank: int, size: int, rendezvous: str, listener: socket.socket | None) -> Store:
     kind, _, place = rendezvous.partition("://")
     if kind == "file":

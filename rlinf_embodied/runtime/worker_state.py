@@ -64,7 +64,6 @@ class WorkerState:
         if attempt < self.attempt:
             raise StaleCallError(f"attempt {attempt} was given up, attempt {self.attempt} runs")
 
-    # ----------------------------------------------------------------------------------------------------------- notes
     @contextmanager
     def calling(self, call: str) -> Iterator[None]:
         outer, self._call = self._call, call

@@ -129,7 +129,6 @@ class Planning:
             check(plan, self._workflow)
         return plan
 
-    # ------------------------------------------------------------------------------------------------------- choose
     def choose(
         self, policy_folder: str, session: Session, folder: RunFolder, progress: ShowProgress, iteration: int
     ) -> tuple[Plan, str]:
@@ -225,7 +224,6 @@ class Planning:
         standing = self._job.standing(self._cluster)
         self._pricer = Pricer(as_measured(self._workflow, profile), profile, self._cluster, standing=standing)
 
-    # ------------------------------------------------------------------------------------------------------ observe
     def _begin(self, plan: Plan, iteration: int) -> None:
         """Goes over to a plan, or to another prediction of the same."""
         predicted, self._watch = None, None
@@ -282,7 +280,6 @@ class Planning:
             f"{self.predicted_s:.2f} s predicted instead of {found.stays_s:.2f} s under {old.name}"
         )
 
-    # ------------------------------------------------------------------------------------------------------- report
     @property
     def plan(self) -> Plan:
         return self.periods[-1].plan
@@ -314,7 +311,6 @@ def _named(entry: Ranked) -> Plan:
 
 
 def _report_rows(period: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Yields a row for the iteration and for each stage of a period."""
     for name, seconds in period["measured_s"].items():
         predicted, error = period["predicted_s"].get(name), period["error"].get(name)
         yield {

@@ -37,7 +37,6 @@ class Running:
     snapshot_progress: Progress | None = None  # of the run when it was taken
     pace: Pace = field(default_factory=Pace)  # of snapshots
 
-    # -------------------------------------------------------------------------------------------------------- weights
     def take_snapshot(self, progress: Progress) -> float:
         """Takes a snapshot of the stages' state at this progress; returns the seconds that it took."""
         start = time.time()
@@ -70,7 +69,6 @@ class Running:
                 weights, _ = self.executor.export(learner, step_context)
                 self.executor.install(weights, stages.stage, missing, step_context)
 
-    # ---------------------------------------------------------------------------------------------------- evaluations
     def evaluate(self) -> Evaluated:
         """Evaluates the learners' present weights on all devices."""
         self._update(self.evaluation)
@@ -106,7 +104,6 @@ class Running:
     def is_over(self) -> bool:
         return self.progress.iteration >= self.job.config.run.num_iterations or self.is_reached or self.is_stalled
 
-    # ---------------------------------------------------------------------------------------------------- checkpoints
     @property
     def best_folder(self) -> Path | None:
         """Where the weights are that the progress names as the best."""

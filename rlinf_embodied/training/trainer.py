@@ -86,7 +86,6 @@ class Trainer:
     def folder(self) -> Path:
         return self._folder.path
 
-    # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
         """Runs the training and returns the exit code: 0; after Ctrl-C or SIGTERM 130 or 143."""
         config, folder, job = self._config, self._folder, self._job
@@ -109,7 +108,6 @@ class Trainer:
             folder.unlock()
 
     def _run(self, session: Session) -> int:
-        """Starts, evaluates, iterates and evaluates; returns the exit code."""
         self._start(session)
         running, after = self._running, None
         with ends_when_asked() as stop:
@@ -128,9 +126,7 @@ class Trainer:
         self._account.close(running, self._planning, after, digest, self._view)
         return 0
 
-    # ------------------------------------------------------------------------------------------------------ start
     def _start(self, session: Session) -> None:
-        """Makes the starting policy, chooses the plan and builds the stages."""
         view, startup, job, progress = self._view, self._account.startup, self._job, self._first_progress
         record = partial(self._folder.append_json, "recoveries.jsonl")
         self._recovery = Recovery(session, self._config.recovery, view.note, self._restore, record, self._regroup)
@@ -175,9 +171,7 @@ class Trainer:
             running.take_snapshot(running.progress)
         startup.mark("evaluation stages")
 
-    # ----------------------------------------------------------------------------------------------------- recovery
     def _restore(self) -> None:
-        """Rebuilds all stages in the state at the start of the next iteration."""
         running = self._running
         running.session.clear()  # workers that are left finish what they write
         self._build(running.policy_folder, running.checkpoint, running.snapshot)
@@ -204,7 +198,6 @@ class Trainer:
 
         self._recovery.repeat("new stages", build, lambda: None)
 
-    # ---------------------------------------------------------------------------------------------------- iterate
     def _iterate(self, stop: StopRequest) -> None:
         running = self._running
         if running.checking and running.progress.best is None and self._goes_on(stop):
@@ -283,7 +276,6 @@ class Trainer:
             self._switched_s = time.time() - start
             self._view.note(f"switched to {plan.name} in {self._switched_s:.1f} s")
 
-    # ---------------------------------------------------------------------------------------------------- evaluate
     def _evaluate(self, label: str) -> Evaluated:
         self._view.note(f"evaluating {label} ...")
         found = self._recovery.repeat(f"evaluation {label}", self._running.evaluate)
