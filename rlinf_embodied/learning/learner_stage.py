@@ -25,7 +25,7 @@ from rlinf_embodied.learning import checkpoint, weights
 from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
 from rlinf_embodied.learning.groups import Group
 from rlinf_embodied.learning.learner import Learner
-from rlinf_embodied.learning.weights import WHOLE_STAGE, Groups, SharedPolicy, StageState, WeightsMessage
+from rlinf_embodied.learning.weights import WHOLE_STAGE, Groups, SharedPolicy, WeightsMessage
 
 
 class Moment(Protocol):
@@ -37,14 +37,15 @@ class Moment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """What another stage adds to a checkpoint: groups of tensors, plain values, files in addition to the policy's.
+    """A worker's part of its stage's state between two iterations, for a snapshot or a checkpoint that another writes.
 
-    It is also the snapshot of a stage that trains nothing.
+    It has groups of tensors by name, plain values, and files in addition to the policy's.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     state: Mapping[str, object] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
+    weights: WeightsMessage | None = None  # of a learner's snapshot; a checkpoint has them in the policy's files
 
 
 class LearnerStage:
@@ -165,7 +166,7 @@ class LearnerStage:
             learner.import_state(load_tensors(Path(folder), name))
         self.shared.version = step_context.iteration
 
-    def export_snapshot(self, step_context: Moment) -> StageState:
+    def export_snapshot(self, step_context: Moment) -> StagePart:
         """Returns a copy of this worker's share of weights and moments; the first one adds the other networks.
 
         Nothing is exchanged.
@@ -175,23 +176,23 @@ class LearnerStage:
             for name, module in self.modules.items():
                 groups[name] = {key: tensor.to("cpu", copy=True) for key, tensor in module.state_dict().items()}
         module, whole, share = self.shared.policy.module, self.sends_frozen, (self.group.rank, self.group.size)
-        return StageState(weights.export_weights(module, self.shared.version, whole, share=share), groups)
+        return StagePart(groups, weights=weights.export_weights(module, self.shared.version, whole, share=share))
 
-    def import_snapshot(self, step_context: Moment, parts: Sequence[StageState]) -> None:
+    def import_snapshot(self, step_context: Moment, parts: Sequence[StagePart]) -> None:
         """Restores in every worker what `export_snapshot` returned in all of them.
 
         Raises:
             ObjectiveError: the weights belong to another module.
         """
-        tensors = {name: tensor for part in parts for name, tensor in part.weights.tensors.items()}
+        messages = [part.weights for part in parts if part.weights is not None]
+        tensors = {name: tensor for part in messages for name, tensor in part.tensors.items()}
         message = WeightsMessage(0, tensors, weights.checksum(tensors))
         weights.install_weights(self.shared.policy.module, message)
-        groups = [part.groups for part in parts]
         for learner in self.learners.values():
             learner.adopt()
         with torch.no_grad():
             for name, module in self.modules.items():
-                module.load_state_dict(groups[0][name])
+                module.load_state_dict(parts[0].tensors[name])
             for name, learner in self.learners.items():
-                learner.import_state(learner.joined([group[name] for group in groups]))
-        self.shared.version = parts[0].weights.version
+                learner.import_state(learner.joined([part.tensors[name] for part in parts]))
+        self.shared.version = messages[0].version

@@ -258,14 +258,6 @@ class WeightsUser(Generic[_Policy]):
         self._shared.enter(self._user)
 
 
-@dataclass(frozen=True, slots=True)
-class StageState:
-    """A learner between two iterations: its weights, and groups of other tensors by name, all of one version."""
-
-    weights: WeightsMessage
-    groups: Groups
-
-
 def earlier_versions(folder: Path) -> list[int]:
     """Returns the versions of the weights, older than the learner's, that a checkpoint holds."""
     return [int(version) for version in cast("list[int]", load_state(folder).get(VERSIONS, []))]

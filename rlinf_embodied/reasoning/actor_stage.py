@@ -26,11 +26,11 @@ from rlinf_embodied.learning.balance import balanced_owners, moved
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
-from rlinf_embodied.learning.learner_stage import LearnerStage, Moment
+from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePart
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import Reducer, make_reducer
 from rlinf_embodied.learning.update import Fitted, fit, minibatches, policy_metrics
-from rlinf_embodied.learning.weights import Groups, StageState, WeightsMessage, WeightsSender, require_version
+from rlinf_embodied.learning.weights import Groups, WeightsMessage, WeightsSender, require_version
 from rlinf_embodied.reasoning.batch import all_log_probs
 from rlinf_embodied.reasoning.generation_stage import shared_model
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows, zero_loss
@@ -125,7 +125,7 @@ class LanguageLearner(LearnerStage):
             self._learner.adopt()
         self.sends_frozen = True
 
-    def import_snapshot(self, step_context: Moment, parts: Sequence[StageState]) -> None:
+    def import_snapshot(self, step_context: Moment, parts: Sequence[StagePart]) -> None:
         super().import_snapshot(step_context, parts)
         self.sends_frozen = True
 
