@@ -46,16 +46,19 @@ class Pace:
 def take(session: Session, executor: Executor, iteration: int, stages: Collection[str] | None = None) -> Snapshot:
     """Returns the state of all stages; `stages` names those that have some, once that is known."""
     names = [name for name in executor.workflow.order() if stages is None or name in stages]
-    before, earlier = None, ()
-    if executor.ahead is not None:
-        before, earlier = executor.ahead.states_before(), executor.ahead.earlier()
-        if before is not None:  # the fronts of iterations to come have changed their stages since
-            names = [name for name in names if name in executor.ahead.back]
-    states = executor.states_of({name: executor.export_states(name, StepContext(iteration)) for name in names})
-    states |= before or {}
+    states, earlier = states_of(executor, names, iteration), () if executor.ahead is None else executor.ahead.earlier()
     held = [ref for refs in states.values() for ref in refs]
     session.secure([*held, *(ref for weights in earlier for ref in weights.messages.values())])
     return Snapshot(iteration, states, earlier)
+
+
+def states_of(executor: Executor, stages: Collection[str], iteration: int) -> dict[str, tuple[Ref, ...]]:
+    """Returns the states of stages before an iteration that is to come; those without one are left out."""
+    before, left = None if executor.ahead is None else executor.ahead.states_before(), set(stages)
+    if before is not None:  # the fronts of iterations to come have changed their stages since
+        left &= executor.workflow.back()
+    states = executor.states_of({s: executor.export_states(s, StepContext(iteration)) for s in stages if s in left})
+    return states | {stage: refs for stage, refs in (before or {}).items() if stage in stages}
 
 
 def restore(executor: Executor, snapshot: Snapshot) -> None:

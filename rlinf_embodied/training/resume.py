@@ -19,6 +19,7 @@ from rlinf_embodied.config import FREE_ON_RESUME, KEPT_ON_RESUME
 from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.snapshots import states_of
 from rlinf_embodied.learning.checkpoint import MANIFEST, find_latest, load_state, verify
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.weights import earlier_versions
@@ -80,10 +81,8 @@ def save_checkpoint(
     `others` are further stages, whose snapshots are StageParts; stages that the workflow lacks are left out.
     """
     step_context, ahead, present = StepContext(progress.iteration), executor.ahead, executor.workflow.stages
-    snapshots = None if ahead is None else ahead.states_before()
-    if snapshots is None:  # otherwise the fronts of iterations to come have changed these stages since
-        snapshots = executor.states_of({s: executor.export_states(s, step_context) for s in others if s in present})
-    parts = [ref for stage in others for ref in snapshots.get(stage, ())]
+    states = states_of(executor, [stage for stage in others if stage in present], progress.iteration)
+    parts = [ref for refs in states.values() for ref in refs]
     for learner in (name for name in learners[1:] if name in present):
         parts += executor.publish(learner, "state_part", step_context)
     parts += [] if ahead is None else ahead.messages(learners[0])
