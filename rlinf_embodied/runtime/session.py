@@ -206,4 +206,4 @@ def find_remaining(config: ClusterConfig) -> Cluster:
     """Returns what is left of a cluster after a node was lost: no more devices than the run was given."""
     left = find_cluster(replace(config, num_devices=None))
     asked = config.num_devices
-    return find_cluster(config) if asked is not None and asked < left.num_devices else left
+    return find_cluster(config) if asked is not None and asked < left.num_computing else left

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.cluster.hardware import Cluster, with_cores
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime import session as sessions
@@ -101,3 +101,14 @@ def test_after_a_lost_node_a_run_takes_no_devices_that_it_was_not_given(monkeypa
     monkeypatch.setattr(sessions, "find_cluster", found)
     config = ClusterConfig(address="auto", num_devices=asked)
     assert sessions.find_remaining(config).num_devices == gets
+
+
+def test_cores_next_to_accelerators_are_none_of_the_devices_that_a_run_was_given(monkeypatch) -> None:
+    def found(config: ClusterConfig) -> Cluster:
+        number = config.num_devices or 4
+        assert number <= 4, "the other node's GPUs are gone"
+        return with_cores(Cluster("ray", "cuda", number, 16, 80 << 30), config.cpu_devices, [float(64 << 30)])
+
+    monkeypatch.setattr(sessions, "find_cluster", found)
+    left = sessions.find_remaining(ClusterConfig(address="auto", num_devices=8, cpu_devices=8))
+    assert (left.num_computing, len(left.cores_beside)) == (4, 8)
