@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,3 +108,11 @@ def writing(path: Path) -> Iterator[None]:
             "older runs, or see that it may be written, then give the same command again: a training resumes from its "
             "newest checkpoint"
         ) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a small file so that readers see the old one or the new one, never half of it; raises as `writing`."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    with writing(path):
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
 import platform
 import statistics
 import time
@@ -25,7 +24,7 @@ from typing import cast
 from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster, processor
 from rlinf_embodied.config import PlanConfig
-from rlinf_embodied.errors import NoRoomError, PlanError
+from rlinf_embodied.errors import NoRoomError, PlanError, write_whole
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
 from rlinf_embodied.execution.meter import MeteredSession, Reading
@@ -70,11 +69,9 @@ def cached_path(root: str, name: str, key: Mapping[str, str]) -> Path:
 
 
 def store_profile(path: Path, profile: Profile) -> None:
-    """Writes a profile so that readers see all of it or nothing."""
+    """Writes a profile, and the folder that it lies in."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    partial.write_text(json.dumps(profile.to_dict(), indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(profile.to_dict(), indent=1) + "\n")
 
 
 def measure(

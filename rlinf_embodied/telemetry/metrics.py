@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import cast
 
-from rlinf_embodied.errors import writing
+from rlinf_embodied.errors import write_whole, writing
 from rlinf_embodied.telemetry.boards import Board, Histogram
 
 Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
@@ -136,10 +135,7 @@ class MetricsWriter:
         if self._path.exists():
             earlier = self._path.read_text(encoding="utf-8").split("\n")
             kept = [line for line in earlier if (row := _row(line)) is not None and row["iteration"] < iteration]
-            fresh = self._path.with_name(f".{self._path.stem}.partial")
-            with writing(self._path):
-                fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-                os.replace(fresh, self._path)
+            write_whole(self._path, "".join(line + "\n" for line in kept))
 
     def close(self) -> None:
         for board in self._boards:

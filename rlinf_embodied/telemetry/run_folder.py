@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Any, TextIO
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.errors import ConfigError, writing
+from rlinf_embodied.errors import ConfigError, write_whole, writing
 
 _PACKAGES = ("torch", "ray", "mani_skill", "sapien", "gymnasium", "timm", "transformers", "numpy", "omegaconf")
 
@@ -80,17 +79,9 @@ class RunFolder:
             self._lock.close()
 
     def write_text(self, name: str, text: str) -> Path:
-        """Writes a small file so that readers see the old one or the new one, never half of it.
-
-        Raises:
-            RunFileError: it cannot be written.
-        """
-        target = self.path / name
-        partial = target.with_name(f".{name}.partial")
-        with writing(target):
-            partial.write_text(text, encoding="utf-8")
-            os.replace(partial, target)
-        return target
+        """Writes a small file as a whole; a RunFileError says why it cannot be written."""
+        write_whole(self.path / name, text)
+        return self.path / name
 
     def write_json(self, name: str, content: object) -> Path:
         return self.write_text(name, json.dumps(content, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_the_file_is_named_and_what_to_do(tmp_path: Path, name: str) -> None:
 def test_a_file_that_is_replaced_as_a_whole_stays_as_it_was(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_text("plan.json", "{}")
-    (tmp_path / ".plan.json.partial").symlink_to(FULL)
+    (tmp_path / f".plan.json.partial-{os.getpid()}").symlink_to(FULL)
     with pytest.raises(RunFileError, match=SAID.format("plan.json")):
         folder.write_text("plan.json", "[]")
     assert (tmp_path / "plan.json").read_text() == "{}"
