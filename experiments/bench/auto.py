@@ -19,29 +19,29 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from experiments.bench.auto_cases import CASES, FEW, REASONING
-from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alternate, chosen
+from experiments.bench.auto_cases import CASES, FEW
+from experiments.bench.harness import Benchmark, Run, Spread, alternate, chosen, table
 from experiments.bench.harness.trainings import digest_of, iterations, job_of, timed_iteration
 from experiments.examples.http_judge import URL
+from experiments.profile_stages import compose_job
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
-from rlinf_embodied.compose import choices, compose_math, compose_train
-from rlinf_embodied.config import MathConfig, TrainConfig
+from rlinf_embodied.compose import choices
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.calls import Simulation
 from rlinf_embodied.planning.explain import rank, rows
 from rlinf_embodied.planning.notation import resolve, to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import as_measured
 from rlinf_embodied.planning.simulate import simulate
-from rlinf_embodied.runtime.session import Session, make_session
+from rlinf_embodied.runtime.session import make_session
+from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.tables import text_table
 from rlinf_embodied.training.job import Job
 from rlinf_embodied.training.planning import measured_profile
@@ -61,27 +61,27 @@ class Options:
     out: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """A plan of a workload: seconds per iteration, predicted and measured."""
 
-    predicted_s: float
-    stages_s: dict[str, float]  # predicted
-    measured_s: Spread
     plan: str  # as text
+    predicted_s: float
+    stages_s: Mapping[str, float]  # predicted
+    measured_s: Spread
+    outside_stages: Spread  # the share of an iteration that the busiest worker spent in no stage
     weights_sha256: str
-    outside_stages: Spread
-    error: float  # of the prediction, relative
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative."""
+        return self.predicted_s / self.measured_s.median - 1
 
 
 Outcomes = Mapping[str, Outcome]  # of a workload's plans by name; the picked one is called auto
 
 
 # -------------------------------------------------------------------------------------------------------------- trained
-def composed(words: Sequence[str]) -> TrainConfig | MathConfig:
-    return compose_math([word for word in words if word != REASONING]) if REASONING in words else compose_train(words)
-
-
 def run_case(
     overrides: Sequence[str], count: int, names: Sequence[str] = (), next_best: int = 0
 ) -> tuple[dict[str, Outcome], float]:
@@ -98,40 +98,31 @@ def run_case(
     Raises:
         ConfigError: the overrides are wrong, or there is one device.
     """
-    config = composed(overrides)
+    config = compose_job(overrides)
     job, cluster = job_of(config), cluster_at_hand(config.cluster)
     if cluster.num_devices < 2:
         raise ConfigError("cluster.num_devices is 1, but one device has one plan: use a machine with two")
-    begin = partial(make_session, config.cluster)
-    session = begin()
-    try:
-        workflow, pricer, profile_s = profiled(job, cluster, session)
-        ranked = rank(pricer, max_staleness=config.plan.max_staleness).plans
-        print(text_table(rows(ranked)), flush=True)
-        plans = presets(overrides, pricer, names) | {"auto": replace(ranked[0].plan, name="auto")}
-        behind = enumerate(ranked[1 : 1 + next_best], start=1)
-        plans |= {f"next {k}": replace(entry.plan, name=f"next {k}") for k, entry in behind}
-        return _trained(job, workflow, plans, pricer, session, begin, count), profile_s
-    finally:
-        session.close()
+    workflow, pricer, profile_s = profiled(job, cluster)
+    ranked = rank(pricer, max_staleness=config.plan.max_staleness).plans
+    print(text_table(rows(ranked)), flush=True)
+    picked = {f"next {k}" if k else "auto": entry.plan for k, entry in enumerate(ranked[: 1 + next_best])}
+    plans = presets(overrides, pricer, names) | {name: replace(plan, name=name) for name, plan in picked.items()}
+    return trained(job, workflow, plans, pricer, count), profile_s
 
 
-def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pricer, float]:
-    """Makes the policy that training starts from and profiles the stages; the session is left without stages.
+def profiled(job: Job, cluster: Cluster) -> tuple[Workflow, Pricer, float]:
+    """Makes the policy that training starts from and profiles the stages.
 
     Returns the graph, its prices, and the seconds that measuring took.
     """
-    folder = str(job.starting_policy(session, cluster, shown))
-    session.clear()
-    start, workflow = time.perf_counter(), job.workflow(folder)
-    profile, _ = measured_profile(job, cluster, folder, session, shown)
-    seconds = time.perf_counter() - start
+    view = LiveView(1)
+    with closing(make_session(job.config.cluster)) as session:
+        folder = str(job.starting_policy(session, cluster, view.progress))
+        session.clear()
+        start, workflow = time.perf_counter(), job.workflow(folder)
+        profile, _ = measured_profile(job, cluster, folder, session, view.progress)
+        seconds = time.perf_counter() - start
     return workflow, Pricer(as_measured(workflow, profile), profile, cluster), seconds
-
-
-def shown(what: str, done: int, total: int, remark: str) -> None:
-    if done == total:
-        print(f"  {what} {remark}".rstrip(), flush=True)
 
 
 @contextmanager
@@ -153,8 +144,8 @@ def judge(overrides: Sequence[str]) -> Iterator[None]:
 def presets(overrides: Sequence[str], pricer: Pricer, names: Sequence[str] = ()) -> dict[str, Plan]:
     """Returns every preset that fits, by name; those of these names, if there are any; names may be plan files, too."""
     found = {}
-    for name in [*choices("plan", type(composed(overrides))), *(name for name in names if name.endswith(".yaml"))]:
-        preset = composed([*overrides, f"plan={name}"]).plan
+    for name in [*choices("plan", type(compose_job(overrides))), *(name for name in names if name.endswith(".yaml"))]:
+        preset = compose_job([*overrides, f"plan={name}"]).plan
         if preset.is_auto or (names and name not in names):
             continue
         try:
@@ -169,56 +160,26 @@ def presets(overrides: Sequence[str], pricer: Pricer, names: Sequence[str] = ())
     return found
 
 
-def _trained(
-    job: Job,
-    workflow: Workflow,
-    plans: Mapping[str, Plan],
-    pricer: Pricer,
-    first: Session,
-    begin: Callable[[], Session],
-    count: int,
-) -> dict[str, Outcome]:
-    """Alternates the plans' iterations; each plan has separate workers, which are stopped while another runs.
-
-    `first` lends its workers to one plan: idle ones would only take memory.
-    """
-    cluster = cluster_at_hand(job.config.cluster)
+def trained(job: Job, workflow: Workflow, plans: Mapping[str, Plan], pricer: Pricer, count: int) -> dict[str, Outcome]:
+    """Alternates the plans' iterations; each plan has separate workers, which are stopped while another runs."""
     ahead = max(plan.staleness for plan in plans.values())
     before = max(1, workflow.typical_iteration) + ahead  # these do not count: what is done once is done then
-    sessions: dict[str, Session] = {}  # the first one's owner closes it
-    executors: dict[str, Executor] = {}
-    try:
-        for name, plan in plans.items():
-            sessions[name] = begin() if sessions else first
-            executors[name] = Executor(workflow, plan, sessions[name], cluster)
+    with ExitStack() as opened:
+        sessions = {name: opened.enter_context(closing(make_session(job.config.cluster))) for name in plans}
+        executors = {name: Executor(workflow, plan, sessions[name], pricer.cluster) for name, plan in plans.items()}
         arms = {}
         for name, executor in executors.items():
             others = [session for other, session in sessions.items() if other != name]
-            steps = iterations(job, executor, before + count)
-            arms[name] = partial(timed_iteration, steps, others)
-        found = alternate(arms, count, warm_up=before, quiet=True)
-        return {
-            name: outcome(simulate(plan, pricer), plan, found[name], digest_of(executors[name]))
-            for name, plan in plans.items()
-        }
-    finally:
-        for session in sessions.values():
-            if session is not first:
-                session.close()
+            arms[name] = partial(timed_iteration, iterations(job, executor, before + count), others)
+        timed = alternate(arms, count, warm_up=before, quiet=True)
+        digests = {name: digest_of(executor) for name, executor in executors.items()}
+    return {name: outcome(plan, pricer, timed[name], digests[name]) for name, plan in plans.items()}
 
 
-def outcome(predicted: Simulation, plan: Plan, found: Sequence[tuple[float, float]], digest: str) -> Outcome:
-    """Returns what is reported of a plan; `found` is what `timed_iteration` gave, iteration by iteration."""
-    measured, outside = (Spread.of(values) for values in zip(*found, strict=True))
-    return Outcome(
-        predicted_s=predicted.iteration_s,
-        stages_s=dict(predicted.stages_s),
-        measured_s=measured,
-        plan=to_text(plan),
-        weights_sha256=digest,
-        outside_stages=outside,
-        error=predicted.iteration_s / measured.median - 1,
-    )
+def outcome(plan: Plan, pricer: Pricer, timed: Sequence[tuple[float, float]], digest: str) -> Outcome:
+    """Returns what is reported of a plan; `timed` is what `timed_iteration` gave, iteration by iteration."""
+    predicted, (measured, outside) = simulate(plan, pricer), (Spread.of(values) for values in zip(*timed, strict=True))
+    return Outcome(to_text(plan), predicted.iteration_s, dict(predicted.stages_s), measured, outside, digest)
 
 
 # ------------------------------------------------------------------------------------------------------------ concluded
@@ -237,15 +198,13 @@ def verdict(found: Outcomes) -> tuple[bool, str]:
     return False, f"{behind:.1%} behind {best}"
 
 
-def table_of(results: Mapping[str, Outcomes]) -> Table:
+def table_of(case: str, plans: Outcomes) -> str:
     rows = []
-    for case, plans in results.items():
-        for name, found in plans.items():
-            said = verdict(plans)[1] if name == "auto" else ""
-            rows.append(
-                (case, name, f"{found.predicted_s:.2f}", f"{found.measured_s:.2f}", f"{found.error:+.1%}", said)
-            )
-    return Table(HEADER, rows)
+    for name, found in plans.items():
+        verdict_of_picked = verdict(plans)[1] if name == "auto" else ""
+        seconds = (f"{found.predicted_s:.2f}", f"{found.measured_s:.2f}", f"{found.error:+.1%}")
+        rows.append((case, name, *seconds, verdict_of_picked))
+    return table(HEADER, rows)
 
 
 def summary(results: Mapping[str, Outcomes]) -> dict[str, Any]:
@@ -260,30 +219,24 @@ def summary(results: Mapping[str, Outcomes]) -> dict[str, Any]:
     }
 
 
-def measure(run: Run[Options]) -> Report:
+def measure(run: Run[Options]) -> int:
+    """Runs workload by workload; returns 1 where a picked plan is not among the fastest."""
     own, cases = run.options, chosen(run.options.cases, CASES)
     for case in cases.values():
-        composed([*case, *run.overrides])  # typing errors cost no measurement
-    measured: dict[str, dict[str, Outcome]] = {}
+        compose_job([*case, *run.overrides])  # typing errors cost no measurement
+    measured: dict[str, Outcomes] = {}
     for case, words in cases.items():
         print(f"{case}: {' '.join(words)}", flush=True)
         with judge(words):
             asked = [*words, *run.overrides]
             measured[case], profile_s = run_case(asked, own.iterations, FEW.get(case, ()), own.next_best)
-        print(table_of({case: measured[case]}), flush=True)
-        print(f"the profile took {profile_s:.0f} s", flush=True)
+        print(table_of(case, measured[case]), f"the profile took {profile_s:.0f} s", sep="\n", flush=True)
         outside = (f"{name} {found.outside_stages.median:.1%}" for name, found in measured[case].items())
         print("in no stage: " + ", ".join(outside), flush=True)
-        run.keep(summary(measured))
-    return report(measured)
-
-
-def report(results: Mapping[str, Outcomes]) -> Report:
-    """Returns errors and verdicts; the exit code is 1 where a picked plan is not among the fastest."""
-    found = summary(results)
-    errors = f"errors of the predictions: median {found['median_error']:.1%}, worst {found['worst_error']:.1%}"
-    good = all(verdict(plans)[0] for plans in results.values())
-    return Report(content=found, text=f"{table_of(results)}\n{errors}", exit_code=0 if good else 1)
+        run.write(summary(measured))
+    found = summary(measured)
+    print(f"errors of the predictions: median {found['median_error']:.1%}, worst {found['worst_error']:.1%}")
+    return 0 if all(verdict(plans)[0] for plans in measured.values()) else 1
 
 
 BENCHMARK = Benchmark("auto", Options, measure, takes_overrides=True)

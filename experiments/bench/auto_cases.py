@@ -12,8 +12,6 @@ math_judge     a reward that waits for an external judge
 
 from __future__ import annotations
 
-REASONING = "workflow=reasoning"
-
 _SHORT = "env.chunks_per_rollout=10 warm_start.num_demos=24 warm_start.epochs=2 warm_start.head_epochs=4"
 _LARGE = "policy.options.hidden_size=256 policy.options.num_layers=4 policy.options.stem_width=96"
 # sixteen robots, each with a camera that a frozen stem of some size looks through; every iteration of learning does as
@@ -33,10 +31,10 @@ _WORDS = {
     "robot": f"{_ROBOTS} policy.options.stem_width=256 env.control_hz=30",
     "robot_reuse": f"""{_ROBOTS} policy.options.stem_width=128 env.control_hz=15
         algorithm.epochs=12 algorithm.value_epochs=24""",
-    "math_grpo": f"{REASONING} warm_start.steps=400",
-    "math_ppo": f"{REASONING} algorithm=ppo warm_start.steps=400 algorithm.critic_warmup_iterations=1",
+    "math_grpo": "workflow=reasoning warm_start.steps=400",
+    "math_ppo": "workflow=reasoning algorithm=ppo warm_start.steps=400 algorithm.critic_warmup_iterations=1",
     # sums of two to four terms, and a quarter of ten: most completions end early, a few take four times as long
-    "math_tail": f"""{REASONING} warm_start.steps=400 data.level='sum2-2-9,sum3-3-9,sum4-4-9,sum10-10-9'
+    "math_tail": """workflow=reasoning warm_start.steps=400 data.level='sum2-2-9,sum3-3-9,sum4-4-9,sum10-10-9'
         generation.max_new_tokens=96 generation.rows_per_block=16 generation.rows_per_batch=128""",
     # 103 million weights are read for each call, for one row or sixteen, and the simulator takes time itself
     "flat_policy": """env=maniskill_pick policy=state policy.options.hidden_size=7168 policy.options.num_layers=3
@@ -44,12 +42,12 @@ _WORDS = {
         algorithm.num_minibatches=1 algorithm.epochs=1 algorithm.value_epochs=1""",
     # devices that hold the actor or the critic with what a step of theirs needs, and not both: they switch, or each has
     # a separate device.  The simulated accelerator (docs/gpu.md): PYTHONPATH=tests:. SIM_ROOM_BYTES=175000000
-    "math_memory": f"""{REASONING} algorithm=ppo warm_start.steps=100 algorithm.critic_warmup_iterations=0
+    "math_memory": """workflow=reasoning algorithm=ppo warm_start.steps=100 algorithm.critic_warmup_iterations=0
         policy.hidden_size=256 policy.intermediate_size=1024 algorithm.reduction=exact
         cluster.torch_device=sim cluster.device_module=simulated_accelerator cluster.num_devices=2
         cluster.device_memory_bytes=175000000""",
     # rewards are given by a judge behind HTTP that thinks for 0.1 s; sixteen questions of each worker at once
-    "math_judge": f"""{REASONING} warm_start.steps=400 policy.hidden_size=192 policy.intermediate_size=512
+    "math_judge": """workflow=reasoning warm_start.steps=400 policy.hidden_size=192 policy.intermediate_size=512
         generation.rows_per_block=32 reward._target_=experiments.examples.http_judge.judged
         reward.concurrency=16 reward.waits=true cluster.waiting_devices=2""",
 }

@@ -1,6 +1,6 @@
 """Episodes that run freely against episodes turn by turn, and partial rollouts against waiting for the longest.
 
-python -m experiments.bench.episodes measure=free [seeds=3] [iterations=6] [blocks=1] [slow=1]
+python -m experiments.bench.episodes measure=free [seeds=3] [iterations=6] [slow=1]
 python -m experiments.bench.episodes measure=partial [seeds=3] [iterations=8] [slow=1]
 
 The engine is emulated (experiments.bench.emulated_engine.py) and the tool sleeps, so that a busy machine hardly
@@ -59,7 +59,7 @@ _FACTOR = float(os.environ.get(_SLOW, "1"))
 _SETTINGS = """
     cluster=serial plan=collocated run.exact=false data.level=sum1-2-9 policy=folder
     algorithm.prompts_per_iteration=16 algorithm.group_size=8
-    generation.rows_per_batch=128 generation.max_num_seqs=256"""
+    generation.rows_per_block=128 generation.rows_per_batch=128 generation.max_num_seqs=256"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,6 @@ class Options:
     measure: str = "free"
     seeds: int = 3
     iterations: int = 6
-    blocks: int = 1
     slow: float = 1.0  # emulated times are so many times as long, and printed seconds divided by it: for a busy machine
 
     def __post_init__(self) -> None:
@@ -120,14 +119,13 @@ class Arm:
         return self.predicted_s / mean(self.seconds) - 1
 
 
-def config_of(folder: str, own: Options, seed: int, words: Sequence[str]) -> MathConfig:
-    rows = f"generation.rows_per_block={128 // own.blocks}"
-    return compose_math([*_SETTINGS.split(), rows, f"policy.folder={folder}", f"run.seed={seed}", *words])
+def config_of(folder: str, seed: int, words: Sequence[str]) -> MathConfig:
+    return compose_math([*_SETTINGS.split(), f"policy.folder={folder}", f"run.seed={seed}", *words])
 
 
 def arm(folder: str, own: Options, seed: int, words: Sequence[str]) -> Arm:
     """Profiles episodes, generation and rewards, predicts an iteration of them, and runs some."""
-    config, cluster, session = config_of(folder, own, seed, words), Cluster("a core", "cpu", 1, 1, 0), SerialSession()
+    config, cluster, session = config_of(folder, seed, words), Cluster("a core", "cpu", 1, 1, 0), SerialSession()
     stages = ("episodes" if config.has_loop else "prompts", "generation", "reward")
     work = reasoning_graph(
         stages,
@@ -178,14 +176,14 @@ def carried(folder: str, own: Options, seed: int, share: float) -> list[float]:
     """Returns the seconds of iterations of generation after the first, whose weights change in between."""
     words = [f"generation.engine={_HERE}.TailsEngine", "generation.max_new_tokens=4096", "episodes.free=true"]
     words += [f"episodes.carried={share}", "algorithm.tokens_per_microbatch=8192"]
-    made = StageConfig(config_of(folder, own, seed, words), folder)
+    made = StageConfig(config_of(folder, seed, words), folder)
     prompts, generation, policy = PromptStage(made), GenerationStage(made), CausalLM.load(Path(folder))
-    blocks, seconds, reports = range(own.blocks), list[float](), list[GenerationReport]()
-    prompts.setup(solo_context(blocks))
-    generation.setup(solo_context(blocks))
+    seconds, reports = list[float](), list[GenerationReport]()
+    prompts.setup(solo_context(range(1)))
+    generation.setup(solo_context(range(1)))
     for iteration in range(own.iterations):
         at = StepContext(iteration, message=Position(iteration * made.config.rl.prompts_per_iteration))
-        asked = prompts.run(at, {block: [] for block in blocks}).blocks
+        asked = prompts.run(at, {0: []}).blocks
         generation.install_weights(at, export_weights(policy.module, iteration))
         start = time.perf_counter()
         reports.append(cast(GenerationReport, generation.run(at, {b: [part] for b, part in asked.items()}).report))

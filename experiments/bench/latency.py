@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from experiments.bench.harness import REPOSITORY, Benchmark, Child, Report, Run, Table, names_of, trained_run
+from experiments.bench.harness import REPOSITORY, Benchmark, Child, Run, names_of, table, trained_run
+from experiments.bench.harness.curves import Panel, draw_panels
 from rlinf_embodied.reporting.seeds import seeds_of
 from rlinf_embodied.telemetry.metrics import Rate
 from rlinf_embodied.telemetry.paired import PairedRate
-from rlinf_embodied.telemetry.plots import COLOURS
 
 TRAINING = (
     *("policy=flow_vla", "env.chunk=10", "env.execute_steps=5", "run.num_iterations=0"),
@@ -73,28 +73,20 @@ def rows_of(found: Mapping[Place, Solved]) -> Iterator[list[str]]:
         yield [task, kind, str(delay), *shown, f"{100 * pairs.difference:+.1f} [{low:+.1f}, {high:+.1f}]"]
 
 
-def draw(found: Mapping[Place, Solved], path: Path) -> None:
-    """Draws a panel for each task and kind of delay: every seed thinly, and the mean of the seeds."""
-    from matplotlib.figure import Figure
-
-    panels = list(dict.fromkeys((task, kind) for task, kind, _ in found))
-    figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
-    for axes, (task, kind) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+def panels_of(found: Mapping[Place, Solved]) -> Iterator[Panel]:
+    """Yields a panel for each task and kind of delay."""
+    for task, kind in dict.fromkeys((task, kind) for task, kind, _ in found):
         points = {delay: solved for (one, other, delay), solved in found.items() if (one, other) == (task, kind)}
-        for (rtc, label), colour in zip(RTC.items(), COLOURS, strict=False):
-            curves = [[100 * fmean(seed) for seed in solved[rtc]] for solved in points.values()]
-            axes.plot(list(points), curves, color=colour, lw=0.8, alpha=0.4)
-            axes.plot(list(points), [fmean(curve) for curve in curves], color=colour, lw=2, label=label)
-        axes.set(xlabel=f"{kind}, env steps", ylabel="success_once, %", title=task, ylim=(0, 100))
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+        curves = {}
+        for rtc, label in RTC.items():
+            seeds = zip(*(solved[rtc] for solved in points.values()), strict=True)
+            curves[label] = [list(zip(points, (100 * fmean(one) for one in seed), strict=True)) for seed in seeds]
+        yield Panel(task, f"{kind}, env steps", "success_once, %", curves)
 
 
-def measure(asked: Run[Options]) -> Report:
+def measure(asked: Run[Options]) -> None:
     """Clones and evaluates; raises ConfigError for wrong words, and for a folder that holds other trainings."""
     own, found = asked.options, dict[Place, Solved]()
-    header = ["task", "kind", "delay", *(f"{label}, %" for label in RTC.values()), "difference, points"]
     for task, seed in itertools.product(names_of(own.tasks), seeds_of(own.seeds, "seeds")):
         folder = Path(own.folder).absolute() / task / f"seed_{seed}"
         words = [f"env={task}", *TRAINING, *ALONE, "eval.num_episodes=100", *asked.overrides, f"run.seed={seed}"]
@@ -103,9 +95,10 @@ def measure(asked: Run[Options]) -> Report:
             solved = found.setdefault((task, kind, delay), {rtc: [] for rtc in RTC})
             for rtc in RTC:
                 solved[rtc].append(evaluated(folder, kind, delay, rtc, own.episodes))
-        asked.keep(content_of(found))
-    table = Table(header, list(rows_of(found)))
-    return Report(content=content_of(found), text=f"{table}", draw=lambda path: draw(found, path))
+        asked.write(content_of(found))
+    header = ["task", "kind", "delay", *(f"{label}, %" for label in RTC.values()), "difference, points"]
+    print(table(header, list(rows_of(found))))
+    draw_panels(list(panels_of(found)), own.out)
 
 
 def content_of(found: Mapping[Place, Solved]) -> dict[str, object]:

@@ -25,7 +25,7 @@ import psutil
 import torch
 
 from envs.foreign.adapter import installed_python
-from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, Timing, alternate, names_of, ratios
+from experiments.bench.harness import Benchmark, Run, Spread, Timing, alternate, names_of, ratios, table
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.data.recorded import ACTION, RecordedDataset
@@ -110,7 +110,7 @@ def memory(dataset: RecordedDataset, size: int, epochs: int) -> list[float]:
     return found
 
 
-def measure(run: Run[Options]) -> Report:
+def measure(run: Run[Options]) -> None:
     own, rows, content = run.options, [], {}
     require(bool(own.data), "data", own.data, "it names folders of LeRobot v3", "use data=runs/pick")
     program = Path(__file__).with_name("lerobot_loader.py")
@@ -148,8 +148,8 @@ def measure(run: Run[Options]) -> Report:
         "decoded, MB",
         "resident MB: epoch 2, middle, last",
     )
-    table = Table(header, rows)
-    return Report(content={"datasets": content}, text=str(table))
+    print(table(header, rows))
+    run.write({"datasets": content})
 
 
 BENCHMARK = Benchmark("loader", Options, measure)

@@ -13,9 +13,9 @@ it included.  Wall seconds are this machine's, which runs all the workers on its
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from experiments.bench.harness import Benchmark, Report, Run, Spread, Table
+from experiments.bench.harness import Benchmark, Run, Spread, table
 from rlinf_embodied.cluster.hardware import EMULATED, Cluster
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
@@ -115,7 +115,7 @@ def measure_one(workers: int, own: Options) -> Measured:
         session.close()
 
 
-def measure(run: Run[Options]) -> Report:
+def measure(run: Run[Options]) -> None:
     try:
         numbers = [int(text) for text in run.options.workers.split(",")]
     except ValueError:
@@ -126,8 +126,8 @@ def measure(run: Run[Options]) -> Report:
     for number in numbers:
         found.append(measure_one(number, run.options))
         print("  ".join(found[-1].row()), flush=True)
-    table = Table(HEADER, [one.row() for one in found])
-    return Report(content={"driver": [asdict(one) for one in found]}, text=str(table))
+    print(table(HEADER, [one.row() for one in found]))
+    run.write({"driver": found})
 
 
 BENCHMARK = Benchmark("driver", Options, measure)

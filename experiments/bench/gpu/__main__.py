@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from experiments.bench.gpu.openvla import published, rollouts, training
-from experiments.bench.harness import Benchmark, Report, Run, chosen
+from experiments.bench.harness import Benchmark, Run, chosen
 from experiments.bench.harness.trainings import in_this_process, iterations, job_of, starting_folder, weights_of
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math, compose_train
@@ -159,7 +159,7 @@ CHECKS = {
 }
 
 
-def measure(run: Run[Options]) -> Report:
+def measure(run: Run[Options]) -> int:
     """Runs the checks; one that is broken does not hide the others."""
     checks = chosen(run.options.only, CHECKS, "only")
     config = compose_train(["plan=collocated", *run.overrides])
@@ -174,7 +174,8 @@ def measure(run: Run[Options]) -> Report:
             traceback.print_exc()
             results[name], failed = {"failed": f"{type(error).__name__}: {error}"}, True
         print(f"{name}: {results[name]}", flush=True)
-    return Report(content={"results": results}, exit_code=int(failed))
+    run.write({"results": results})
+    return int(failed)
 
 
 BENCHMARK = Benchmark("gpu", Options, measure, takes_overrides=True, one_thread=False)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
-from experiments.bench.harness.report import Report, machine, write_results
+from experiments.bench.harness.report import machine, write_results
 from rlinf_embodied import command_line
 from rlinf_embodied.compose import compose, split
 from rlinf_embodied.config.checks import require
@@ -28,14 +28,9 @@ class Run(Generic[_Options]):
     overrides: list[str]  # of the training config
     known: Mapping[str, object]  # the head of its results: benchmark, arguments, machine
 
-    @property
-    def out(self) -> str:
-        """The file of results; "" where none is wanted."""
-        return str(getattr(self.options, "out", ""))
-
-    def keep(self, content: Mapping[str, object]) -> None:
-        """Writes what is there before all of it is."""
-        write_results(self.out, {**self.known, **content})
+    def write(self, content: Mapping[str, object]) -> None:
+        """Writes results to the file that the option `out` names, if it does; what was written before is replaced."""
+        write_results(getattr(self.options, "out", ""), {**self.known, **content})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +39,12 @@ class Benchmark(Generic[_Options]):
 
     name: str  # of the module
     options: type[_Options]  # a dataclass: the arguments with their defaults
-    measure: Callable[[Run[_Options]], Report]
+    measure: Callable[[Run[_Options]], int | None]  # prints and writes results; returns an exit code, None for 0
     takes_overrides: bool = False
     one_thread: bool = True  # whether this process and those it starts compute with one thread each
 
     def main(self, words: Sequence[str] | None = None) -> NoReturn:
-        """Measures, prints, writes and exits; see rlinf_embodied/command_line.py for the exit codes."""
+        """Measures and exits; see rlinf_embodied/command_line.py for the exit codes."""
         command_line.main(self._run, self.options, self._asked, words)
 
     def _asked(self, words: Sequence[str]) -> Run[_Options]:
@@ -57,17 +52,14 @@ class Benchmark(Generic[_Options]):
         recorded = [word for word in words if not word.startswith(PRIVATE)]
         return Run(options, overrides, {"benchmark": self.name, "arguments": recorded, "machine": machine()})
 
-    def _run(self, run: Run[_Options]) -> int:
+    def _run(self, run: Run[_Options]) -> int | None:
         if self.one_thread:
             use_one_thread_per_process()
         try:
-            report = self.measure(run)
+            return self.measure(run)
         except WorkerError as error:  # a process that a benchmark has started; its log is named
             print(f"error: {error}", file=sys.stderr)
             return 1
-        print(report.text, end="\n" if report.text else "")
-        report.write(run.out, run.known)
-        return report.exit_code
 
 
 def names_of(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The results of a benchmark: tables, and the machine, as JSON."""
+"""The results of a benchmark: a table to print, and JSON that names the machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
 from experiments.bench.harness.statistics import Goal
@@ -16,31 +16,9 @@ from rlinf_embodied.telemetry.run_folder import git_revision, library_versions
 from rlinf_embodied.telemetry.tables import text_table
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of texts below a header."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def __str__(self) -> str:
-        return text_table([dict(zip(self.header, row, strict=True)) for row in self.rows])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a benchmark has found."""
-
-    content: Mapping[str, object]  # of the JSON, in addition to the head of the run
-    text: str = ""  # printed at the end
-    draw: Callable[[Path], None] | None = None  # of the picture next to the JSON
-    exit_code: int = 0
-
-    def write(self, out: str, known: Mapping[str, object]) -> None:
-        """Writes the files named after `out`, unless it is empty."""
-        write_results(out, {**known, **self.content})
-        if out and self.draw is not None:
-            self.draw(Path(out).with_suffix(".png"))
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows of cells below a header, as text."""
+    return text_table([dict(zip(header, row, strict=True)) for row in rows])
 
 
 def machine() -> dict[str, object]:

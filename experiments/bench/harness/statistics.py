@@ -60,7 +60,6 @@ class Goal:
     name: str
     ratio: Spread  # of the rounds, each numerator over its own round's denominator
     goal: float
-    floor: float | None = None
 
     @property
     def reached(self) -> bool:
@@ -68,10 +67,7 @@ class Goal:
 
     def __str__(self) -> str:
         """Returns, for example, "(b) / (a): 31.20 (30.10-33.00), goal 20: reached"."""
-        verdict = "reached" if self.reached else "missed"
-        if not self.reached and self.floor is not None:
-            verdict += f" (floor {self.floor:g}: {'held' if self.ratio.median >= self.floor else 'missed'})"
-        return f"{self.name}: {self.ratio:.2f}, goal {self.goal:g}: {verdict}"
+        return f"{self.name}: {self.ratio:.2f}, goal {self.goal:g}: {'reached' if self.reached else 'missed'}"
 
     def to_json(self) -> dict[str, object]:
         return {**asdict(self), "reached": self.reached}

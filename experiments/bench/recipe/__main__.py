@@ -21,12 +21,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
-from experiments.bench.harness import Benchmark, Child, Report, Run
+from experiments.bench.harness import Benchmark, Child, Run
 from experiments.bench.recipe.outcomes import Outcome, cells, in_order, outcome_of, page
 from rlinf_embodied.cluster.hardware import num_cores
 from rlinf_embodied.config import WarmStartConfig
@@ -113,8 +112,8 @@ def with_demos(number: int) -> list[str]:
     return [f"warm_start.num_demos={number}", *(f"warm_start.{name}={max(1, value)}" for name, value in epochs.items())]
 
 
-def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Outcome]], None]) -> list[Outcome]:
-    """Runs every seed and returns the outcomes in the order of the seeds; `keep` gets those so far after each run."""
+def run_all(own: Options, overrides: Sequence[str], write: Callable[[Sequence[Outcome]], None]) -> list[Outcome]:
+    """Runs every seed and returns the outcomes in the order of the seeds; `write` gets those so far after each run."""
     side_by_side, number_of_cores = own.side_by_side, num_cores()
     rule = f"there are {number_of_cores} cores"
     require(1 <= side_by_side <= number_of_cores, "side_by_side", side_by_side, rule, "use at most so many")
@@ -144,7 +143,7 @@ def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Out
         for run in as_completed(runs):
             done.append(outcome := run.result())
             print(f"{outcome.num_demos} demonstrations | " + " | ".join(cells(outcome)), flush=True)
-            keep(done)
+            write(in_order(done))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in children:
@@ -155,15 +154,9 @@ def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Out
     return in_order(done)
 
 
-def measure(run: Run[Options]) -> Report:
-    own = run.options
-    require_one_of(own, "", "recipe", *RECIPES, *TAUGHT)
-
-    def content(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-        return {"outcomes": [asdict(outcome) for outcome in outcomes]}
-
-    outcomes = run_all(own, run.overrides, lambda done: run.keep(content(in_order(done))))
-    return Report(content=content(outcomes), text=page(outcomes))
+def measure(run: Run[Options]) -> None:
+    require_one_of(run.options, "", "recipe", *RECIPES, *TAUGHT)
+    print(page(run_all(run.options, run.overrides, lambda outcomes: run.write({"outcomes": outcomes}))))
 
 
 BENCHMARK = Benchmark("recipe", Options, measure, takes_overrides=True, one_thread=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from rlinf_embodied.telemetry.metrics import Rate, percent
+from rlinf_embodied.telemetry.run_reader import read_run
 from rlinf_embodied.telemetry.tables import markdown_table
 
 HEADER = ["seed", "once before", "once after", "at_end before", "at_end after", "env steps", "warm start", "RL", "all"]
@@ -24,35 +22,22 @@ class Outcome:
     """What one seed gave."""
 
     seed: int
-    before: Mapping[str, Any]  # evaluation summaries
-    after: Mapping[str, Any]
-    env_steps: int
-    iterations: int
-    warm_start_min: float
-    rl_min: float
-    checks_min: float
-    core_min: float  # processor time of the whole command
-    weights_sha256: str
     num_demos: int
+    core_min: float  # processor time of the whole command
+    summary: Mapping[str, Any]  # of its run
     teacher: Mapping[str, Any] | None = None  # the evaluation of the policy that demonstrated; None: the expert
+
+    @property
+    def minutes(self) -> tuple[float, float]:
+        """Of the warm start, and of RL."""
+        return self.summary["startup_s"]["warm start"] / 60, self.summary["rl_s"] / 60
 
 
 def outcome_of(folder: Path, seed: int, core_min: float) -> Outcome:
     """Returns what the runs in a seed's folder came to."""
-    teacher = folder / "teacher/summary.json"
-    run = folder / "student" if teacher.exists() else folder
-    summary = json.loads((run / "summary.json").read_text())
-    kept = ("before", "after", "env_steps", "iterations", "weights_sha256")
-    return Outcome(
-        seed=seed,
-        warm_start_min=summary["startup_s"]["warm start"] / 60,
-        rl_min=summary["rl_s"] / 60,
-        checks_min=summary["checks_s"] / 60,
-        core_min=core_min,
-        num_demos=OmegaConf.load(run / "config.yaml").warm_start.num_demos,
-        teacher=json.loads(teacher.read_text())["after"] if teacher.exists() else None,
-        **{name: summary[name] for name in kept},
-    )
+    taught = (folder / "teacher").exists()
+    run, teacher = read_run(folder / "student" if taught else folder), read_run(folder / "teacher") if taught else None
+    return Outcome(seed, run.config["warm_start"]["num_demos"], core_min, run.summary, teacher and teacher.after)
 
 
 def in_order(outcomes: Iterable[Outcome]) -> list[Outcome]:
@@ -60,29 +45,32 @@ def in_order(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def cells(outcome: Outcome) -> list[str]:
-    both = (outcome.before, outcome.after)
-    shown = [percent(summary, key) for key in KEYS for summary in both]
-    minutes = [f"{value:.1f} min" for value in (outcome.warm_start_min, outcome.rl_min)]
+    """Returns the row of a seed below HEADER."""
+    shown = [percent(outcome.summary[when], key) for key in KEYS for when in ("before", "after")]
+    minutes = [f"{value:.1f} min" for value in outcome.minutes]
     taught = "" if outcome.teacher is None else f" (teacher {percent(outcome.teacher, KEYS[0])})"
-    return [f"{outcome.seed}{taught}", *shown, f"{outcome.env_steps:,}", *minutes, f"{outcome.core_min:.1f} core-min"]
+    steps = f"{outcome.summary['env_steps']:,}"
+    return [f"{outcome.seed}{taught}", *shown, steps, *minutes, f"{outcome.core_min:.1f} core-min"]
 
 
 def overview(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """Returns worst, median and best over the seeds, and all episodes together."""
-    columns = [(key, [getattr(o, when) for o in outcomes]) for key in KEYS for when in ("before", "after")]
-    rows = []
-    for name, choose in (("worst", min), ("median", statistics.median), ("best", max)):
+    columns = [(key, [o.summary[when] for o in outcomes]) for key in KEYS for when in ("before", "after")]
+    env_steps, rows = [o.summary["env_steps"] for o in outcomes], []
+    for name, choose, least in (
+        ("worst", min, max),
+        ("median", statistics.median, statistics.median),
+        ("best", max, min),
+    ):
         values = [f"{100 * choose(summary[key] for summary in column):.1f} %" for key, column in columns]
-        backwards = {"worst": max, "best": min}.get(name, statistics.median)
-        steps = f"{int(backwards(o.env_steps for o in outcomes)):,}"
-        minutes = [f"{backwards(getattr(o, key) for o in outcomes):.1f} min" for key in ("warm_start_min", "rl_min")]
-        rows.append([name, *values, steps, *minutes, f"{backwards(o.core_min for o in outcomes):.1f} core-min"])
+        minutes = [f"{least(each):.1f} min" for each in zip(*(o.minutes for o in outcomes), strict=True)]
+        core_min = f"{least(o.core_min for o in outcomes):.1f} core-min"
+        rows.append([name, *values, f"{int(least(env_steps)):,}", *minutes, core_min])
     together = []
     for key, column in columns:
         number = sum(summary["num_episodes"] for summary in column)
-        solved = sum(round(summary[key] * summary["num_episodes"]) for summary in column)
-        together.append(str(Rate(solved, number)))
-    return [*rows, ["all episodes", *together, f"{sum(o.env_steps for o in outcomes):,}", "", "", ""]]
+        together.append(str(Rate(sum(round(one[key] * one["num_episodes"]) for one in column), number)))
+    return [*rows, ["all episodes", *together, f"{sum(env_steps):,}", "", "", ""]]
 
 
 def page(outcomes: Sequence[Outcome]) -> str:

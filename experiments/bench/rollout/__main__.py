@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 
-from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, Timing, alternate, ratios
+from experiments.bench.harness import Benchmark, Goal, Run, Spread, Timing, alternate, ratios, table
 from experiments.bench.harness.trainings import COLLOCATED, starting_folder
 from experiments.bench.rollout.parts import FIRST_STEP, bench_config, bench_workflow, build, timed
 from rlinf_embodied.algorithms.batch import RolloutReport
@@ -76,7 +76,7 @@ class RayWorkers:
         self._session.close()
 
 
-def measure(run: Run[Options]) -> Report:
+def measure(run: Run[Options]) -> None:
     own = run.options
     config = compose_train(run.overrides)
     folder = starting_folder(config)
@@ -101,34 +101,22 @@ def measure(run: Run[Options]) -> Report:
         on_ray.close()
         for worker in plain:
             worker.shutdown()
-    return report(timings)
+    run.write(report(timings))
 
 
-def goals(timings: Rounds) -> list[Goal]:
-    speed = {name: [timing.rate for timing in several] for name, several in timings.items()}
-    return [
-        Goal("(b) / (a), per core", ratios(speed["env"], speed["stock"]), 20.0, floor=8.0),
-        Goal("2 Ray workers / 2 plain processes", ratios(speed["ray x2"], speed["rollout x2"]), 0.95),
-    ]
-
-
-def report(timings: Rounds) -> Report:
-    speed = {name: Spread.of(timing.rate for timing in several) for name, several in timings.items()}
-    timed = timings["rollout"]
+def report(timings: Rounds) -> dict[str, object]:
+    """Prints speeds, where the time of one worker goes, and the goals; returns them."""
+    rates = {name: [timing.rate for timing in several] for name, several in timings.items()}
+    speed, timed = {name: Spread.of(several) for name, several in rates.items()}, timings["rollout"]
     parts = {part: Spread.of(1e3 * t.parts[part] / t.count for t in timed) for part in timed[0].parts}
-    reached = goals(timings)
-    speeds = [
-        (LABELS[name], f"{speed[name].median:.0f}", f"{speed[name].low:.0f}-{speed[name].high:.0f}") for name in LABELS
+    goals = [
+        Goal("(b) / (a), per core", ratios(rates["env"], rates["stock"]), 20.0),
+        Goal("2 Ray workers / 2 plain processes", ratios(rates["ray x2"], rates["rollout x2"]), 0.95),
     ]
-    shown = [(part, f"{spread:.3f}") for part, spread in parts.items()]
-    tables = (
-        Table(("env steps/s", "median", "min-max"), speeds),
-        Table(("ms per env step, 1 worker", "median (min-max)"), shown),
-    )
-    return Report(
-        content={"env_steps_per_s": speed, "ms_per_env_step": parts, "goals": reached},
-        text="\n\n".join([*map(str, tables), "\n".join(map(str, reached))]),
-    )
+    print(table(("env steps/s", "median (min-max)"), [(LABELS[name], f"{speed[name]:.0f}") for name in LABELS]))
+    header = ("ms per env step, 1 worker", "median (min-max)")
+    print("", table(header, [(part, f"{spread:.3f}") for part, spread in parts.items()]), "", *goals, sep="\n")
+    return {"env_steps_per_s": speed, "ms_per_env_step": parts, "goals": goals}
 
 
 BENCHMARK = Benchmark("rollout", Options, measure, takes_overrides=True)

@@ -8,17 +8,15 @@ import pytest
 from runs import tiny_overrides
 
 from experiments.bench import auto as bench
+from experiments.bench.harness import Run, Spread
 from experiments.bench.harness.trainings import outside_stages
-from rlinf_embodied.planning.calls import Simulation
-from rlinf_embodied.planning.plan import Item, Place, Plan
+from experiments.profile_stages import compose_job
 from rlinf_embodied.telemetry.trace import Span
 
 
-def found(**seconds: list[float]) -> dict:
-    plan = Plan("p", 1, (Item((Place("env", (0,)),)),))
-    timed = {name: [(value, 0.25) for value in values] for name, values in seconds.items()}
-    predicted = Simulation(1.1, {}, {"env": 1.0}, {}, 0.0)
-    return {name: bench.outcome(predicted, plan, rounds, "d") for name, rounds in timed.items()}
+def found(**seconds: list[float]) -> dict[str, bench.Outcome]:
+    outside = Spread.of([0.25])
+    return {n: bench.Outcome("env on 0", 1.1, {"env": 1.0}, Spread.of(s), outside, "d") for n, s in seconds.items()}
 
 
 @pytest.mark.parametrize(
@@ -40,16 +38,19 @@ def test_what_the_busiest_worker_spends_in_no_stage_is_outside() -> None:
     assert outside_stages(spans, 4.0) == 0.25  # worker 0 is busy for 3 of 4 s
 
 
-def test_a_report_is_json_and_a_table(tmp_path) -> None:
-    report = bench.report({"a": found(collocated=[1.0], auto=[1.1])})
-    report.write(str(tmp_path / "auto.json"), {})
-    assert json.loads((tmp_path / "auto.json").read_text())["verdicts"] == {"a": "10.0% behind collocated"}
-    assert "1.10 (1.10-1.10)  +0.0%   10.0% behind collocated" in report.text
+def test_outcomes_are_a_table_and_json(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(bench, "run_case", lambda *asked: (found(collocated=[1.0], auto=[1.1]), 7.0))
+    asked = bench.Options(cases="pick", out=str(tmp_path / "auto.json"))
+    assert bench.measure(Run(asked, [], {"benchmark": "auto"})) == 1
+    assert json.loads((tmp_path / "auto.json").read_text())["verdicts"] == {"pick": "10.0% behind collocated"}
+    printed = capsys.readouterr().out
+    assert "1.10 (1.10-1.10)  +0.0%   10.0% behind collocated" in printed
+    assert "errors of the predictions: median 5.0%, worst 10.0%" in printed
 
 
 def test_every_workload_is_one_that_trains() -> None:
     for overrides in bench.CASES.values():
-        assert bench.composed(overrides).plan.is_auto
+        assert compose_job(overrides).plan.is_auto
 
 
 @pytest.mark.ray

@@ -18,6 +18,7 @@ from experiments.bench.control import __main__ as control
 from experiments.bench.control.cases import CASES, words_of
 from experiments.bench.driver import __main__ as driver
 from experiments.bench.harness import Benchmark, Run, processes
+from experiments.bench.harness.curves import draw_panels
 from experiments.bench.recipe import __main__ as bench_recipe
 from experiments.bench.recipe.__main__ import commands
 from experiments.bench.rollout import parts
@@ -145,16 +146,19 @@ def test_our_sac_has_sb3s_defaults() -> None:
     assert (ours.critic_hidden_size, ours.critic_layers, SoftActorOptions().hidden_size) == (256, 2, 256)
 
 
-def test_both_arms_of_mujoco_do_all_of_the_work(monkeypatch) -> None:
+def test_both_arms_of_mujoco_do_all_of_the_work(monkeypatch, tmp_path, capsys) -> None:
     short = replace(sb3.CASES["mujoco"], task="Pendulum-v1", num_envs=2, steps=128)
     monkeypatch.setitem(sb3.CASES, "mujoco", short)
-    options = sb3.Options(cases="mujoco", rounds=2, iterations=1, compile=False)  # array types are checked, uncompiled
-    report = sb3.measure(Run(options, [], {}))
-    speed = report.content["env_steps_per_s"]["mujoco"]
+    out = tmp_path / "sb3.json"
+    # not compiled: array types are checked
+    options = sb3.Options(cases="mujoco", rounds=2, iterations=1, compile=False, out=str(out))
+    sb3.measure(Run(options, [], {}))
+    speed = json.loads(out.read_text())["env_steps_per_s"]["mujoco"]
     assert set(speed) == {"ours", "sb3"}
-    assert all(spread.count == 2 and spread.low > 0 for spread in speed.values())
-    assert "mujoco: Pendulum-v1, 2 rows" in report.text
-    assert "mujoco: ours / sb3" in report.text
+    assert all(spread["count"] == 2 and spread["low"] > 0 for spread in speed.values())
+    printed = capsys.readouterr().out
+    assert "mujoco: Pendulum-v1, 2 rows" in printed
+    assert "mujoco: ours / sb3" in printed
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -199,9 +203,8 @@ def test_a_case_is_trained_once_with_what_it_begins_with_and_its_settings_stay(t
     assert list(control.curve(runs[0])) == [(0, 1), (5, 3), (10, 5)]
     assert [control.trained("iql", seed, tmp_path, 2, []) for seed in (1, 2)] == runs
     assert len(trained) == 4
-    row = control.table({"iql": runs}).rows[0]
-    assert list(row) == ["iql", "10 updates", "1.5", "7.5", "5.0", "7.5 [5, 10]", "-", "3"]
-    control.draw({"iql": runs}, tmp_path / "curve.png")
+    assert control.row("iql", runs) == ("iql", "10 updates", "1.5", "7.5", "5.0", "7.5 [5, 10]", "-", "3")
+    draw_panels([control.panel_of("iql", runs)], str(tmp_path / "curve"))
     assert (tmp_path / "curve.png").stat().st_size > 0
     with pytest.raises(ConfigError, match=r"sac/seed_1 holds a training with other settings: use another folder="):
         control.trained("iql", 1, tmp_path, 2, ["run.num_iterations=2"])
@@ -211,17 +214,22 @@ def test_both_kinds_of_chunks_are_evaluated_on_the_same_episodes_at_each_delay(t
     short = ["warm_start.num_demos=8", "warm_start.epochs=1", "warm_start.head_epochs=0", "eval.num_episodes=4"]
     monkeypatch.setattr(latency, "trained_run", lambda name, folder, words: train(compose_train(words)))
     asked = latency.Options(
-        tasks="point_reach", seeds="7", kinds="inference_delay", delays="2", episodes=4, folder=str(tmp_path)
+        tasks="point_reach",
+        seeds="7",
+        kinds="inference_delay",
+        delays="2",
+        episodes=4,
+        folder=str(tmp_path),
+        out=str(tmp_path / "curve.json"),
     )
-    report = latency.measure(Run(asked, [*SMALL, *short, f"warm_start.cache_dir={tmp_path}"], {}))
+    latency.measure(Run(asked, [*SMALL, *short, f"warm_start.cache_dir={tmp_path}"], {}))
     found = {}
     for path in tmp_path.glob("point_reach/seed_7/latency/*/eval_info.json"):
         info = json.loads(path.read_text())
         assert info["env"]["perturb"]["inference_delay"] == 2
         found[info["env"]["rtc"]] = [episode["success_once"] for episode in info["episodes"]]
     assert set(found) == {"off", "linear"}
-    (curve,) = report.content["curves"]
+    (curve,) = json.loads((tmp_path / "curve.json").read_text())["curves"]
     assert (curve["kind"], curve["delay"]) == ("inference_delay", 2)
     assert curve["linear"][0]["success_once"] == sum(found["linear"]) / 4
-    report.draw(tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 0
