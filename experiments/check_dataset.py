@@ -4,7 +4,7 @@ python experiments/check_dataset.py data=runs/pick,runs/others
 
 prints a line per finding: what it is, where it begins, what was measured, what to do.
 
-    index         episode, frame and running numbers, totals of meta/info.json, lengths
+    index         episode, frame and running numbers, totals of meta/info.json, lengths, columns that every frame has
     timestamps    against the frame rate
     values        not finite; constant; units that differ between episodes, between actions and state, or from names
     quaternions   not of length 1, a sign that changes from one frame to the next
@@ -52,6 +52,7 @@ _ONE_COLOUR = 1.0  # standard deviation of pixels, of 255
 _IMAGE_STATISTICS = 0.05  # share of 255 that videos may change
 _SIDE, _BATCH = 64, 64  # pixels of the thinned images that are compared; frames decoded at a time
 _COPY = "record or copy it anew, or leave it out"
+_NEEDED = ("timestamp", "frame_index", "task_index")  # of every frame
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,17 +79,22 @@ class Finding:
 def find_faults(dataset: RecordedDataset, folder: Path, images: bool = True) -> list[Finding]:
     """Returns the faults in a dataset folder; images are decoded once, unless `images` is False."""
     try:
-        assert dataset.columns
+        missing = [name for name in _NEEDED if name not in dataset.columns]
     except DataError as error:
         return [Finding("frames cannot be read", str(folder), str(error), _COPY)]
+    if missing:
+        return [
+            Finding("missing columns", "meta/info.json, features", ", ".join(missing), "add them, or record it anew")
+        ]
     path = folder / "meta/info.json"
     found = list(_index(dataset, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}))
     for check in (_timestamps, _values, _units, _quaternions, _equal_episodes, _actions, _tasks, _statistics):
         found += check(dataset)
     still = np.ones(len(dataset), bool)  # whether no camera's image differs from that of the frame before
-    for camera in dataset.cameras if images else ():
+    cameras = list(dataset.cameras) if images else []
+    for camera in cameras:
         found += _images(dataset, camera, still)
-    return found + list(_repeated(dataset, still))
+    return found + list(_repeated(dataset, still, "state, actions and images" if cameras else "state and actions"))
 
 
 # -------------------------------------------------------------------------------------------------------------- places
@@ -237,7 +243,7 @@ def _equal_episodes(dataset: RecordedDataset) -> Iterator[Finding]:
             yield Finding("duplicate episode", _episode(dataset, number), measured, "leave it out")
 
 
-def _repeated(dataset: RecordedDataset, still: np.ndarray) -> Iterator[Finding]:
+def _repeated(dataset: RecordedDataset, still: np.ndarray, what: str) -> Iterator[Finding]:
     """A frame that equals the one before while the robot moves before and behind it; longer ones are pauses."""
     vectors = [*_vectors(dataset).values()]
     same = still.copy() if vectors else np.zeros(len(dataset), bool)
@@ -249,7 +255,7 @@ def _repeated(dataset: RecordedDataset, still: np.ndarray) -> Iterator[Finding]:
         part[:1] = True  # of the beginning nothing is known
         found += [rows.start + k for k in range(1, len(part) - 1) if part[k] and not part[k - 1] and not part[k + 1]]
     if found:
-        measured = f"{len(found)} frames equal the one before in state, actions and images"
+        measured = f"{len(found)} frames equal the one before in {what}"
         yield Finding("duplicate frames", _place(dataset, found[0]), measured, "leave them out")
 
 

@@ -126,6 +126,12 @@ def without_last_episode(folder: Path) -> None:
     pq.write_table(pq.read_table(path).slice(0, 3), path)
 
 
+def without_timestamps(folder: Path) -> None:
+    described("info.json", lambda info: info["features"].pop("timestamp"))(folder)
+    path = folder / "data/chunk-000/file-000.parquet"
+    pq.write_table(pq.read_table(path).drop_columns("timestamp"), path)
+
+
 def shortened(folder: Path) -> None:
     path = folder / "data/chunk-000/file-000.parquet"
     pq.write_table(pq.read_table(path).slice(0, 150), path)
@@ -138,6 +144,7 @@ AFTER = {  # by how the files are changed
     "wrong numbers: episode 1, frame 3, index": rewrite("index", lambda x: x.__setitem__(43, 9)),
     "wrong total: meta/info.json, total_episodes: 4": without_last_episode,
     "frames cannot be read": shortened,
+    "missing columns: meta/info.json, features: timestamp": without_timestamps,
     "wrong statistics: meta/stats.json, action: mean[3]": described(
         "stats.json", lambda s: s["action"]["mean"].__setitem__(3, 500.0)
     ),
