@@ -28,79 +28,69 @@ from rlinf_embodied.errors import RlinfError
 from rlinf_embodied.plug_ins import load_target
 
 
-@dataclass(frozen=True, slots=True)
-class Installation:
-    """What one simulator, or lerobot, needs."""
+def pins_of(key: str) -> str:
+    """Returns the text of experiments/setup/<key>.txt: versions, and comments that may name Python and a module.
 
-    key: str
-    pins: Path  # a text file of versions; its comments may name the Python, as "# Python 3.11"
+    Raises:
+        ConfigError: there is no such file.
+    """
+    known = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.txt"))}
+    require(key in known, "env", key, f"it must be one of {', '.join(known)}", "name one")
+    return known[key].read_text()
 
-    @classmethod
-    def of(cls, key: str) -> Installation:
-        """Returns the installation of a simulator.
 
-        Raises:
-            ConfigError: there is none of that name.
-        """
-        known = sorted(path.stem for path in Path(__file__).parent.glob("*.txt"))
-        require(key in known, "env", key, f"it must be one of {', '.join(known)}", "name one")
-        return cls(key, Path(__file__).with_name(f"{key}.txt"))
+def find_python(key: str, pins: str) -> str:
+    """Returns a Python of the version that the pins name ("# Python 3.11"): the one that runs this, or one on the PATH.
 
-    @property
-    def python(self) -> tuple[int, int] | None:
-        """The version that it needs; None: that of runs."""
-        found = re.search(r"^#.*\bPython (\d+)\.(\d+)", self.pins.read_text(), re.MULTILINE)
-        return (int(found[1]), int(found[2])) if found else None
+    Raises:
+        SystemExit: there is none.
+    """
+    named = re.search(r"^#.*\bPython (\d+)\.(\d+)", pins, re.MULTILINE)
+    if named is None or sys.version_info[:2] == (int(named[1]), int(named[2])):
+        return sys.executable
+    version = f"{named[1]}.{named[2]}"
+    python = shutil.which(f"python{version}")
+    works = python and subprocess.run([python, "-c", "import venv, ensurepip"], check=False, capture_output=True)
+    if python and works and works.returncode == 0:
+        return python
+    raise SystemExit(
+        f"error: {key}'s environment needs Python {version}, for which its packages have wheels, and there is none on "
+        f"the PATH: install it (Debian 12: apt-get install python{version}-venv), or run this command with it"
+    )
 
-    def find_python(self) -> str | None:
-        """Returns a Python of the right version: the one that runs this, or one on the PATH."""
-        if self.python is None or sys.version_info[:2] == self.python:
-            return sys.executable
-        name = shutil.which(f"python{self.python[0]}.{self.python[1]}")
-        works = name and subprocess.run([name, "-c", "import venv, ensurepip"], check=False, capture_output=True)
-        return name if works and works.returncode == 0 else None
 
-    def install_packages(self, folder: Path) -> None:
-        """Makes the environment and installs what is missing.
+def install_packages(key: str, pins: str, folder: Path) -> None:
+    """Makes the environment and installs what is missing.
 
-        Raises:
-            subprocess.CalledProcessError: a command failed, and printed why.
-        """
-        python = folder / "bin" / "python"
-        if not python.exists():
-            found = self.find_python()
-            if found is None:
-                version = ".".join(map(str, self.python or ()))
-                raise SystemExit(
-                    f"error: {self.key}'s environment needs Python {version}, for which its packages have wheels, and "
-                    f"there is none on the PATH: install it (Debian 12: apt-get install python{version}-venv), or run "
-                    "this command with it"
-                )
-            subprocess.run([found, "-m", "venv", str(folder)], check=True)
-        for pins in split_pins(self.pins.read_text()):
-            if pins:
-                # nothing is resolved; what comes as source is built with the setuptools of the pins
-                subprocess.run([str(python), *INSTALL, "--no-deps", *pins], check=True)
+    Raises:
+        subprocess.CalledProcessError: a command failed, and printed why.
+    """
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([find_python(key, pins), "-m", "venv", str(folder)], check=True)
+    for some in filter(None, split_pins(pins)):
+        # nothing is resolved; what comes as source is built with the setuptools of the pins
+        subprocess.run([str(python), *INSTALL, "--no-deps", *some], check=True)
 
-    def check(self) -> str:
-        """Builds a row of env=<key> and renders an image, or imports a module; returns what that showed.
 
-        Raises:
-            RlinfError: the task cannot be built.
-            subprocess.CalledProcessError: the module cannot be imported.
-        """
-        if module := re.search(r"^#.*its check imports ([\w.]+\w)", self.pins.read_text(), re.MULTILINE):
-            python = folder_of(self.key) / "bin" / "python"
-            subprocess.run([str(python), "-c", f"import {module[1]}"], check=True)
-            return f"imported {module[1]}"
-        section = compose_evaluate([f"env={self.key}", "policy=random"]).env
-        section = replace(section, num_envs=1, block_size=1)
-        make_env: Any = load_target(section._target_)
-        env = make_env(section, 1)
-        seen = env.reset([0])
-        env.close()
-        assert all(shown.float().std() > 1 for shown in seen.images.values()), "its images are of one colour"
-        return f"built and rendered {seen.instruction[0]!r}"
+def check(key: str, pins: str) -> str:
+    """Builds a row of env=<key> and renders an image, or imports the module that the pins name; returns what it did.
+
+    Raises:
+        RlinfError: the task cannot be built.
+        subprocess.CalledProcessError: the module cannot be imported.
+    """
+    if module := re.search(r"^#.*its check imports ([\w.]+\w)", pins, re.MULTILINE):
+        python = folder_of(key) / "bin" / "python"
+        subprocess.run([str(python), "-c", f"import {module[1]}"], check=True)
+        return f"imported {module[1]}"
+    section = replace(compose_evaluate([f"env={key}", "policy=random"]).env, num_envs=1, block_size=1)
+    make_env: Any = load_target(section._target_)
+    env = make_env(section, 1)
+    seen = env.reset([0])
+    env.close()
+    assert all(shown.float().std() > 1 for shown in seen.images.values()), "its images are of one colour"
+    return f"built and rendered {seen.instruction[0]!r}"
 
 
 @dataclass(kw_only=True)
@@ -112,20 +102,19 @@ class Options:
 
 def set_up(own: Options) -> int:
     """Installs and checks; returns the exit code."""
-    wanted = Installation.of(own.env)
-    folder = folder_of(wanted.key)
+    key, pins, folder = own.env, pins_of(own.env), folder_of(own.env)
     print(f"set-up of {folder}: up to 2 GB on disk (vllm: 3, lerobot: 6 GB) if nothing is there yet", flush=True)
     try:
-        wanted.install_packages(folder)
+        install_packages(key, pins, folder)
     except subprocess.CalledProcessError as error:
         command = " ".join(map(str, error.cmd[:6]))
         print(f"error: {command} ... failed: see above; the same command resumes", file=sys.stderr)
         return 1
-    manual = install_renderer() if "mujoco==" in wanted.pins.read_text() else ""
+    manual = install_renderer() if "mujoco==" in pins else ""
     try:
-        print(f"{wanted.key}: {wanted.check()}")
+        print(f"{key}: {check(key, pins)}")
     except (RlinfError, subprocess.CalledProcessError) as error:
-        print(f"error: {wanted.key} is installed and does not work: {error}", file=sys.stderr)
+        print(f"error: {key} is installed and does not work: {error}", file=sys.stderr)
         if manual:
             print(f"error: there is no off-screen renderer: {manual}", file=sys.stderr)
         return 1

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from experiments.setup import environment, foreign, rendering
-from experiments.setup.foreign import Installation, split_pins
+from experiments.setup.foreign import install_packages, pins_of, split_pins
 from experiments.setup.smollm2 import Options, make
 from rlinf_embodied.errors import ConfigError
 
@@ -95,7 +95,7 @@ NEEDED = {
 
 @pytest.mark.parametrize("key", NEEDED)
 def test_every_package_has_one_version_and_what_builds_comes_first(key: str) -> None:
-    text = Installation.of(key).pins.read_text()
+    text = pins_of(key)
     first, others = split_pins(text)
     assert [pin.split("==")[0] for pin in first] == (["setuptools"] if key in ("lerobot", "libero") else [])
     names = [pin.split("==")[0] for pin in (*first, *others)]
@@ -106,15 +106,13 @@ def test_every_package_has_one_version_and_what_builds_comes_first(key: str) -> 
 
 def test_an_unknown_simulator_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'calvin'.*one of aloha, lerobot, libero, metaworld, pusht, so101, vla"):
-        Installation.of("calvin")
+        pins_of("calvin")
 
 
 def test_without_its_python_the_set_up_says_which_one_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    pins = tmp_path / "sim.txt"
-    pins.write_text("# A simulator, Python 3.1.\n")
     with pytest.raises(SystemExit, match=r"needs Python 3\.1.*install it"):
-        Installation("sim", pins).install_packages(tmp_path / "new")
+        install_packages("sim", "# A simulator, Python 3.1.\n", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
