@@ -27,7 +27,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.spatial.transform import Rotation
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -37,7 +36,12 @@ from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import compose, compose_train
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require, require_numbers
-from rlinf_embodied.data.recorded import ACTION, RecordedDataset
+from rlinf_embodied.data.conversions import ROTATIONS
+from rlinf_embodied.data.frame_cache import FrameCache
+from rlinf_embodied.data.recorded import ACTION, STATE, RecordedDataset
+from rlinf_embodied.embodied.demonstrations import RecordedChunks
+from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
+from rlinf_embodied.embodied.sources import open_dataset
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation, features_of
 from rlinf_embodied.interfaces.policies import Policy
@@ -49,6 +53,12 @@ _BELIEVED = 1.5  # factor up to which an explanation without fitted numbers is b
 _SMALLEST_SPREAD = 1e-3  # of an action's entry, by which its error is divided
 _CROP = 0.9  # share of an image's area
 _FRAME_CACHE_BYTES = 1e9
+_FORMS = {  # of rotations, by what people call them
+    "Euler angles": "euler_xyz",
+    "rotation vectors": "rotation_vector",
+    "xyzw": "quaternion_xyzw",
+    "wxyz": "quaternion_wxyz",
+}
 
 Predict = Callable[[Observation], Tensor]  # actions float32 [M, C, A] in the units of the demonstrations
 
@@ -77,9 +87,7 @@ class Undo:
     name: str  # what the fault is, for example "images of wrist are mirrored"
     seen: Callable[[Observation], Observation] | None = None
     predicted: Callable[[Tensor, Demonstrations], Tensor] = lambda actions, _: actions  # NaN: do not compare
-    fits: bool = (
-        False  # whether it has numbers that are fitted to the demonstrations: others that help are believed first
-    )
+    fits: bool = False  # whether its numbers are fitted to the demonstrations: others that help are believed first
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +194,16 @@ def _of_state(dim: int) -> Iterator[Undo]:
     yield Undo("the state is in degrees, not radians", lambda seen: seen.with_proprio(seen.proprio * (math.pi / 180)))
     yield Undo("the state is in radians, not degrees", lambda seen: seen.with_proprio(seen.proprio * (180 / math.pi)))
     for i, j in itertools.combinations(entries, 2):
-        order = [j if k == i else i if k == j else k for k in entries]
-        yield Undo(f"entries {i} and {j} of the state are swapped", _reordered(order))
+        yield Undo(f"entries {i} and {j} of the state are swapped", _reordered(_swapped(dim, i, j)))
     for i in range(dim - 3):
         before, four, after = entries[:i], entries[i : i + 4], entries[i + 4 :]
         for shift, name in ((1, "last"), (-1, "first")):
             order = before + four[-shift:] + four[:-shift] + after
             yield Undo(f"the quaternion at {i} of the state has its real part {name}", _reordered(order))
+
+
+def _swapped(dim: int, i: int, j: int) -> list[int]:
+    return [{i: j, j: i}.get(k, k) for k in range(dim)]
 
 
 def _reordered(order: list[int]) -> Callable[[Observation], Observation]:
@@ -207,9 +218,8 @@ def _of_actions(demos: Demonstrations) -> Iterator[Undo]:
         named = f"entry {i} of the actions" + (" (a gripper's place)" if i == last else "")
         yield Undo(f"{named} has the other sign", predicted=lambda actions, _, sign=sign: actions * sign)
     for i, j in itertools.combinations(range(dim), 2):
-        order = [j if k == i else i if k == j else k for k in range(dim)]
-        swapped = lambda actions, _, order=order: actions[..., order]  # noqa: E731
-        yield Undo(f"entries {i} and {j} of the actions are swapped", predicted=swapped)
+        order = _swapped(dim, i, j)
+        yield Undo(f"entries {i} and {j} of the actions are swapped", predicted=lambda a, _, order=order: a[..., order])
     names = f"entry {last} of the actions (a gripper's place) lies in"
     yield Undo(f"{names} [0, 1], not [-1, 1]", predicted=lambda a, _: _with_last(a, (a[..., -1:] + 1) / 2))
     yield Undo(f"{names} [-1, 1], not [0, 1]", predicted=lambda a, _: _with_last(a, a[..., -1:] * 2 - 1))
@@ -241,11 +251,12 @@ def _of_rotations(demos: Demonstrations) -> Iterator[Undo]:
     state, dim = demos.observation.proprio, demos.actions.shape[-1]
     if dim not in (6, 7):
         return
-    for here, there in (("Euler angles", "rotation vectors"), ("rotation vectors", "Euler angles")):
+    for here, there in itertools.permutations(("Euler angles", "rotation vectors")):
         yield Undo(f"the rotations of the actions are {here}, not {there}", predicted=_turned(there, here))
-    for form, size in (("Euler angles", 3), ("rotation vectors", 3), ("xyzw", 4), ("wxyz", 4)):
+    for form, kind in _FORMS.items():
+        size, rotation, _ = ROTATIONS[kind]
         if state.shape[1] >= 3 + size and (size == 3 or bool((state[:, 3:7].norm(dim=1) - 1).abs().max() < 1e-2)):
-            pose = torch.from_numpy(_rotation(state[:, 3 : 3 + size].numpy(), form).as_matrix()).float()[:, None, None]
+            pose = torch.from_numpy(rotation(state[:, 3 : 3 + size].numpy()).as_matrix()).float()[:, None, None]
             for name, turn in (("tool, not the base", pose.mT), ("base, not the tool", pose)):
                 yield Undo(
                     f"the actions are in the frame of the {name} (orientation at 3 of the state: {form})",
@@ -253,19 +264,12 @@ def _of_rotations(demos: Demonstrations) -> Iterator[Undo]:
                 )
 
 
-def _rotation(values: np.ndarray, form: str) -> Rotation:
-    if form == "Euler angles":
-        return Rotation.from_euler("xyz", values)
-    quaternions = values[..., [1, 2, 3, 0]] if form == "wxyz" else values
-    return Rotation.from_rotvec(values) if form == "rotation vectors" else Rotation.from_quat(quaternions)
-
-
 def _turned(here: str, there: str) -> Callable[[Tensor, Demonstrations], Tensor]:
+    rotation, written = ROTATIONS[_FORMS[here]][1], ROTATIONS[_FORMS[there]][2]
+
     def changed(actions: Tensor, _: Demonstrations) -> Tensor:
-        found = _rotation(actions[..., 3:6].nan_to_num().reshape(-1, 3).numpy(), here)
-        turns = found.as_euler("xyz") if there == "Euler angles" else found.as_rotvec()
-        turns = torch.from_numpy(turns).float().reshape(*actions.shape[:-1], 3)
-        return torch.cat([actions[..., :3], turns, actions[..., 6:]], -1)
+        turns = torch.from_numpy(written(rotation(actions[..., 3:6].nan_to_num().reshape(-1, 3).numpy()))).float()
+        return torch.cat([actions[..., :3], turns.reshape(*actions.shape[:-1], 3), actions[..., 6:]], -1)
 
     return changed
 
@@ -319,11 +323,6 @@ def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrati
 
     A flow's actions begin with the noise; it is None for other policies.
     """
-    from rlinf_embodied.data.frame_cache import FrameCache
-    from rlinf_embodied.data.recorded import STATE
-    from rlinf_embodied.embodied.demonstrations import RecordedChunks
-    from rlinf_embodied.embodied.sources import open_dataset
-
     dataset = open_dataset(config.data, "data")
     policy = open_policy(config, dataset)
     spec = getattr(policy, "env", None)
@@ -348,8 +347,6 @@ def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrati
 
 def open_policy(config: ConventionsConfig, dataset: RecordedDataset) -> Policy:
     """Returns the checkpoint's policy; a published one acts in what the dataset shows."""
-    from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
-
     if config.policy is None:
         return load_policy(trained_under(config.checkpoint).policy, config.checkpoint, "cpu").policy
     section = replace(config.policy, critic=Critic.observation)

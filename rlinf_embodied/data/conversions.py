@@ -40,7 +40,8 @@ def _quaternion(rotation: Rotation) -> np.ndarray:
     return rotation.as_quat(canonical=True)
 
 
-_ROTATIONS: dict[str, tuple[int, Callable[[np.ndarray], Rotation], Callable[[Rotation], np.ndarray]]] = {
+# by name: how many entries, and what makes a rotation of them [N, entries] and back
+ROTATIONS: dict[str, tuple[int, Callable[[np.ndarray], Rotation], Callable[[Rotation], np.ndarray]]] = {
     "quaternion_xyzw": (4, Rotation.from_quat, _quaternion),
     "quaternion_wxyz": (4, lambda x: Rotation.from_quat(np.roll(x, -1, 1)), lambda r: np.roll(_quaternion(r), 1, 1)),
     "rotation_vector": (3, Rotation.from_rotvec, Rotation.as_rotvec),
@@ -53,7 +54,7 @@ _ENTRIES = {  # (a, b) of a x + b, which is the same for all of a group
     "lengths": {"metres": (1, 0), "millimetres": (1e-3, 0)},
     "actions": {"absolute": (1, 0), "relative": (1, 1)},  # b times the state
 }
-_GROUPS = {name: group for group, names in _ENTRIES.items() for name in names} | dict.fromkeys(_ROTATIONS, "rotations")
+_GROUPS = {name: group for group, names in _ENTRIES.items() for name in names} | dict.fromkeys(ROTATIONS, "rotations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Conversion:
         rule = f"{source} is one of {_GROUPS[source]}, and {target} of {_GROUPS[target]}"
         require(_GROUPS[source] == _GROUPS[target], path, text, rule, "convert within a group")
         first = int(found[1])
-        size = _ROTATIONS[source][0] if source in _ROTATIONS else 1
+        size = ROTATIONS[source][0] if source in ROTATIONS else 1
         last = first + size - 1 if found[2] is None else int(found[2])
         fits = last >= first if size == 1 else last == first + size - 1
         require(fits, path, text, f"{source} has {size} entries", "leave the last entry out")
@@ -87,15 +88,15 @@ class Conversion:
     @property
     def inverse(self) -> Conversion:
         """The conversion back."""
-        grown = _ROTATIONS[self.target][0] - _ROTATIONS[self.source][0] if self.target in _ROTATIONS else 0
+        grown = ROTATIONS[self.target][0] - ROTATIONS[self.source][0] if self.target in ROTATIONS else 0
         return Conversion(self.first, self.last + grown, self.target, self.source)
 
     def apply(self, values: np.ndarray, state: np.ndarray) -> np.ndarray:
         """Returns vectors [F, D] converted, float32 [F, D']; `state` [F, P] is read by relative actions."""
         entries = slice(self.first, self.last + 1)
         part = values[:, entries].astype(np.float64)
-        if self.source in _ROTATIONS:
-            made = _ROTATIONS[self.target][2](_ROTATIONS[self.source][1](part))
+        if self.source in ROTATIONS:
+            made = ROTATIONS[self.target][2](ROTATIONS[self.source][1](part))
         else:
             (a, b), (c, d) = (_ENTRIES[_GROUPS[name]][name] for name in (self.source, self.target))
             offset = state[:, entries].astype(np.float64) if _GROUPS[self.source] == "actions" else 1.0

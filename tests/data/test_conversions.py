@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from scipy.spatial.transform import Rotation
 
-from rlinf_embodied.data.conversions import _ENTRIES, _ROTATIONS, Conversion
+from rlinf_embodied.data.conversions import _ENTRIES, ROTATIONS, Conversion
 from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.embodied.sources import open_dataset
@@ -20,7 +20,7 @@ from rlinf_embodied.errors import ConfigError
 
 SHARED = next((p for p in Path(__file__).parents if (p / "shared/oracles").exists()), None)
 NUMBERS = st.floats(-1, 1, width=32)
-PAIRS = [pair for names in (_ROTATIONS, *_ENTRIES.values()) for pair in itertools.permutations(names, 2)]
+PAIRS = [pair for names in (ROTATIONS, *_ENTRIES.values()) for pair in itertools.permutations(names, 2)]
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
@@ -28,8 +28,8 @@ PAIRS = [pair for names in (_ROTATIONS, *_ENTRIES.values()) for pair in itertool
 @settings(max_examples=25, deadline=None)
 def test_a_conversion_undoes_its_inverse(source: str, target: str, given_values: list, state: list) -> None:
     values, states = np.array([given_values], np.float32), np.array([state], np.float32)
-    if source in _ROTATIONS:
-        turned = _ROTATIONS[source][2](Rotation.from_rotvec([given_values[1:4]]))  # by at most 100 degrees
+    if source in ROTATIONS:
+        turned = ROTATIONS[source][2](Rotation.from_rotvec([given_values[1:4]]))  # by at most 100 degrees
         values = np.concatenate([values[:, :1], turned, values[:, 5:]], 1).astype(np.float32)
     made = Conversion.parse(f"1:{source}:{target}", "data")
     there = made.apply(values, states)
