@@ -40,8 +40,8 @@ from rlinf_embodied.errors import ConfigError
 HORIZON, CONTROL, PIXELS = 50, "pd_joint_delta_pos", 64  # of ManiSkill's rows
 MINIBATCH = 64  # env steps of PPO's minibatches on MuJoCo
 WARM_UP = 16  # iterations of SAC before its first update
-SHORT = {"stable_baselines3": "sb3"}
-GOALS = {("mujoco", "sbx"): 1.0, ("sac", "sbx"): 1.0}
+SB3, SBX = {"sb3": "stable_baselines3"}, {"sbx": "sbx"}  # modules by the names of arms
+SBX_GOAL = 1.0
 Arm = Callable[[], Timing]
 
 
@@ -64,7 +64,7 @@ class Case:
     task: str
     num_envs: int
     steps: int  # env steps of an iteration
-    goal: float
+    goal: float  # of ours over SB3's, or over SB3's on stock rows
 
 
 CASES = {
@@ -114,10 +114,10 @@ def mujoco(name: str, case: Case, own: Options) -> Iterator[dict[str, Arm]]:
     with in_this_process(job.workflow(starting_folder(config, in_process=True)), plan) as executor:
         steps = iterations(job, executor, sys.maxsize)
         arms = {"ours": lambda: sum(int(next(steps)[1]["rollout/env_steps"]) for _ in range(own.iterations))}
-        for library in ("stable_baselines3", *(["sbx"] if own.sbx else [])):
+        for arm, library in (SB3 | SBX if own.sbx else SB3).items():
             env, kind = make_vec_env(case.task, case.num_envs, seed=0), "SAC" if name == "sac" else "PPO"
             model = _found(library, kind)("MlpPolicy", env, device="cpu", seed=0, **settings[name])
-            arms[SHORT.get(library, library)] = partial(_learn, model, own.iterations * case.steps)
+            arms[arm] = partial(_learn, model, own.iterations * case.steps)
         for _ in range(-(-WARM_UP // own.iterations) if name == "sac" else 0):
             for run in arms.values():
                 run()
@@ -210,7 +210,7 @@ def measure(run: Run[Options]) -> None:
         shown = f"{name}: {case.task}, {case.num_envs} rows"
         rows += [(shown, arm, f"{content[name][arm]:.0f}", f"{walls[name][arm]:.0f}") for arm in speed]
         for peer in speed.keys() - {"ours"}:
-            goal = GOALS.get((name, peer), case.goal)
+            goal = SBX_GOAL if peer in SBX else case.goal
             goals.append(Goal(f"{name}: ours / {peer}", ratios(speed["ours"], speed[peer]), goal))
             goals.append(Goal(f"{name}: ours / {peer}, wall time", ratios(wall["ours"], wall[peer]), goal))
     header = ("case", "arm", "env steps/s of processor time, median (min-max)", "of wall time")

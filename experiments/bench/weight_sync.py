@@ -1,6 +1,6 @@
 """What travels from a learner to generation: the share of the bytes in float32 and bfloat16, update by update.
 
-python -m experiments.bench.weight_sync folder=models/smollm2 [updates=20] [lr=1e-6] [rows=4] [seed=0]
+python -m experiments.bench.weight_sync folder=models/smollm2 [updates=20] [lr=1e-6]
 
 makes policy-gradient updates with Adam on sums, with advantages of +1 and -1, and sends the weights after each one
 (learning/weights.py) to a copy in each precision, which must then have the bits of the learner's weights, rounded.
@@ -20,6 +20,7 @@ from rlinf_embodied.learning.weights import WeightsSender, install_weights
 from rlinf_embodied.reasoning.policy_folder import load_policy
 
 PRECISIONS = (torch.float32, torch.bfloat16)
+ROWS = 4  # sums of an update
 
 
 @dataclass(kw_only=True)
@@ -29,13 +30,11 @@ class Options:
     folder: str = ""
     updates: int = 20
     lr: float = 1e-6
-    rows: int = 4
-    seed: int = 0
 
 
 def measure(options: Options) -> None:
-    make = lambda: load_policy(LanguagePolicyConfig(), options.folder, options.seed, "cpu").policy  # noqa: E731
-    policy, draw = make(), torch.Generator().manual_seed(options.seed)
+    make = lambda: load_policy(LanguagePolicyConfig(), options.folder, 0, "cpu").policy  # noqa: E731
+    policy, draw = make(), torch.Generator().manual_seed(0)
     copies = [make().module.to(precision) for precision in PRECISIONS]
     senders = [WeightsSender(precision) for precision in PRECISIONS]
     adam = torch.optim.Adam(policy.parameters(), lr=options.lr, betas=(0.9, 0.99))
@@ -53,13 +52,13 @@ def measure(options: Options) -> None:
             share = f"{message.nbytes / 1e6:7.1f} of {whole / 1e6:.1f} MB ({message.nbytes / whole:6.1%})"
             shown.append(f"{str(precision)[6:]} {share}, sent {seconds[0]:.2f}, installed {seconds[1]:.2f} CPU s")
         print(f"update {update:2d}  " + "   ".join(shown), flush=True)
-        texts = [torch.randint(1, 10, (2,), generator=draw).tolist() for _ in range(options.rows)]
+        texts = [torch.randint(1, 10, (2,), generator=draw).tolist() for _ in range(ROWS)]
         prompts = [policy.encode(f"What is {a} + {b}?") for a, b in texts]
         answers = [policy.encode_completion(f"{a} + {b} = {a + b}") for a, b in texts]
         batch = TokenBatch.of(prompts, answers)
-        advantages = 1.0 - 2.0 * (torch.arange(options.rows) % 2)
+        advantages = 1.0 - 2.0 * (torch.arange(ROWS) % 2)
         found = policy.log_probs(batch, 1.0, with_entropy=False).log_probs
-        (-(advantages[:, None] * found).sum() / options.rows).backward()
+        (-(advantages[:, None] * found).sum() / ROWS).backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         adam.step()
         adam.zero_grad()

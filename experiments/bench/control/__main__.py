@@ -1,10 +1,10 @@
 """Learning curves over seeds of experiments/train_vla.py: algorithms that learn from transitions, and two levels.
 
-python -m experiments.bench.control [cases=sac,iql] [seeds=6201,6202] [points=10] [out=...] [folder=...] [overrides]
+python -m experiments.bench.control [cases=sac,iql] [seeds=6201,6202] [out=...] [folder=...] [overrides]
 
 Cases are those of cases.py, all if none is named, each in one process on one core; overrides come after their own
 words.  Runs that `folder` holds already are not trained again, so an interrupted benchmark resumes, and cases can be
-run one by one.  A curve is the outcome of greedy held-out episodes at `points` numbers of env steps (of updates, if the
+run one by one.  A curve is the outcome of greedy held-out episodes at ten numbers of env steps (of updates, if the
 algorithm learns from recorded data alone).
 
 Writes <out>.json and <out>.png.
@@ -28,6 +28,7 @@ from rlinf_embodied.reporting.seeds import seeds_of
 from rlinf_embodied.telemetry.plots import rate_lines
 from rlinf_embodied.telemetry.run_reader import Run
 
+POINTS = 10  # of a curve
 HEADER = ("case", "after", "before, median", "after, median", "worst", "interquartile mean", "kept", "s of training")
 
 
@@ -37,12 +38,11 @@ class Options:
 
     cases: str = ""  # names of cases.py joined by commas; "": all
     seeds: str = UNSEEN
-    points: int = 10
     folder: str = "runs/bench_control"
     out: str = ""
 
 
-def trained(name: str, seed: int, folder: Path, points: int, overrides: Sequence[str]) -> Run:
+def trained(name: str, seed: int, folder: Path, overrides: Sequence[str]) -> Run:
     """Returns the run of a case; it, and the one that it begins with, are trained now unless `folder` has them.
 
     Raises:
@@ -50,9 +50,9 @@ def trained(name: str, seed: int, folder: Path, points: int, overrides: Sequence
         WorkerError: the training failed; its log is named.
     """
     if CASES[name].source:
-        trained(CASES[name].source, seed, folder, points, overrides)
+        trained(CASES[name].source, seed, folder, overrides)
     place, words = place_of(folder, name, seed), words_of(name, seed, folder, overrides)
-    every = max(1, compose_train(words).run.num_iterations // points)
+    every = max(1, compose_train(words).run.num_iterations // POINTS)
     words += [f"eval.every={every}", "eval.record_video=false"]
     return trained_run(f"{name}, seed {seed}", place, words)
 
@@ -98,7 +98,7 @@ def measure(asked: Asked[Options]) -> None:
     settings = {name: [*CASES[name].words, *COMMON, *asked.overrides] for name in names}
     for name in names:
         for seed in seeds:
-            run = trained(name, seed, Path(own.folder).absolute(), own.points, asked.overrides)
+            run = trained(name, seed, Path(own.folder).absolute(), asked.overrides)
             print(f"{name}, seed {seed}: {shown(run.before)} -> {shown(run.after)}", flush=True)
             runs.setdefault(name, []).append(run)
             found.setdefault(name, []).append({"seed": seed, "curve": curve(run), "summary": run.summary})

@@ -1,15 +1,14 @@
 """Compares every ManiSkill task on the batched CPU backend with stock ManiSkill, bit for bit.
 
-python -m experiments.bench.coverage [tasks=PickCube-v1,PushT-v1] [out=envs/batched/covered.json] [limit_s=900]
+python -m experiments.bench.coverage [tasks=PickCube-v1,PushT-v1]
 
-The table that the backend looks up, what differs by task, robot and control mode ("" for nothing), is rewritten as
-results come.  Each task has a separate process, for `limit_s` seconds at most; see runs.py.
+The table that the backend looks up (envs/batched/covered.json), what differs by task, robot and control mode ("" for
+nothing), is rewritten as results come.  Each task has a separate process, for 15 minutes at most; see runs.py.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from experiments.bench.harness import names_of
 from rlinf_embodied.command_line import main
 
 COVERED = Path(__file__).resolve().parents[3] / "envs/batched/covered.json"
+LIMIT_S = 900.0  # of a task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,6 @@ class Options:
     """The arguments."""
 
     tasks: str = ""  # all where left out
-    out: str = str(COVERED)
-    limit_s: int = 900
 
 
 def measure(own: Options) -> None:
@@ -36,16 +34,15 @@ def measure(own: Options) -> None:
     from envs.batched.build import versions
     from experiments.bench.coverage.runs import chosen_tasks
 
-    out = Path(own.out)
-    table = json.loads(out.read_text()) if out.exists() else {}
+    table = json.loads(COVERED.read_text()) if COVERED.exists() else {}
     tasks = table["tasks"] if table.get("versions") == versions() else {}
     for task in chosen_tasks(names_of(own.tasks)):
-        found, fate = run_worker(task, own.limit_s)
+        found, fate = run_worker(task)
         tasks.pop(task, None)
         if found:
             tasks[task] = found
         print(f"{task}: {summary(found)}{fate and f' ({fate})'}", flush=True)
-        out.write_text(json.dumps({"versions": versions(), "tasks": tasks}, indent=1, sort_keys=True) + "\n")
+        COVERED.write_text(json.dumps({"versions": versions(), "tasks": tasks}, indent=1, sort_keys=True) + "\n")
 
 
 def summary(found: Mapping[str, Mapping[str, str]]) -> str:
@@ -54,7 +51,7 @@ def summary(found: Mapping[str, Mapping[str, str]]) -> str:
     return f"{reasons.count('')} of {len(reasons)} equal"
 
 
-def run_worker(task: str, limit_s: float) -> tuple[dict[str, dict[str, str]], str]:
+def run_worker(task: str) -> tuple[dict[str, dict[str, str]], str]:
     """Runs a task in a separate process; its results before it died or ran out of time count.
 
     Returns:
@@ -66,12 +63,12 @@ def run_worker(task: str, limit_s: float) -> tuple[dict[str, dict[str, str]], st
         into = Path(folder) / "found.jsonl"
         process = get_context("spawn").Process(target=write_differences, args=(task, into))
         process.start()
-        process.join(limit_s)
+        process.join(LIMIT_S)
         fate = f"the process ended with {process.exitcode}" if process.exitcode else ""
         if process.is_alive():
             process.kill()
             process.join()
-            fate = f"the process had not ended after {limit_s} s"
+            fate = f"the process had not ended after {LIMIT_S:.0f} s"
         found: dict[str, dict[str, str]] = {}
         for line in map(json.loads, into.read_text().splitlines() if into.exists() else ()):
             for robot in line["robots"]:
@@ -80,4 +77,4 @@ def run_worker(task: str, limit_s: float) -> tuple[dict[str, dict[str, str]], st
 
 
 if __name__ == "__main__":
-    sys.exit(main(measure, Options))
+    main(measure, Options)

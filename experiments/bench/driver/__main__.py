@@ -19,7 +19,7 @@ from experiments.bench.harness import Benchmark, Run, Spread, table
 from rlinf_embodied.cluster.hardware import EMULATED, Cluster
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import Item, Place, Plan
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.workflow.graph import Edge, Loop, StageSpec, Workflow
@@ -27,6 +27,8 @@ from rlinf_embodied.workflow.graph import Edge, Loop, StageSpec, Workflow
 ITERATION_S = 60.0  # of a large run; what the share is of
 LOOKS = 10
 START_S = 7200.0  # for processes of hundreds of workers on few cores
+# simulators and policies on halves of the workers, in two shards; training on all
+HALVES = [{"items": ["env on 0:1/2 | policy on 1/2:1 in 2 shards", "actor on all"]}]
 HEADER = ("workers", "calls", "driver s per iteration", "of 60 s", "us per call", "a look, ms", "wall s", "start s")
 
 
@@ -70,14 +72,6 @@ def workflow_of(workers: int, chunk_steps: int) -> Workflow:
     return Workflow("nothing", workers, stages, edges, loops={"rollout": Loop("rollout", "env", "policy", chunk_steps)})
 
 
-def plan_of(workers: int) -> Plan:
-    """Returns the plan with simulators and policies on halves of the workers, in two shards, and training on all."""
-    half = workers // 2
-    sides = Place("env", tuple(range(half))), Place("policy", tuple(range(half, workers)))
-    items = Item(sides, shards=2), Item((Place("actor", tuple(range(workers))),))
-    return Plan("halves", workers, items)
-
-
 class CountingSession(RaySession):
     """Counts calls."""
 
@@ -96,7 +90,8 @@ def measure_one(workers: int, own: Options) -> Measured:
     session.relays = own.relays
     try:
         cluster = Cluster("bench", EMULATED, workers, workers, 1 << 30, emulated=True)
-        executor = Executor(workflow_of(workers, own.chunk_steps), plan_of(workers), session, cluster)
+        workflow = workflow_of(workers, own.chunk_steps)
+        executor = Executor(workflow, resolve("halves", HALVES, workers, workflow), session, cluster)
         executor.run(StepContext(0))
         start_s, driver_s, wall_s, look_s = time.perf_counter() - start, [], [], []
         session.calls = 0

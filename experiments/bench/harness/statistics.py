@@ -44,14 +44,6 @@ class Timing:
         """Units per second."""
         return self.count / self.seconds
 
-    @staticmethod
-    def together(timings: Iterable[Timing]) -> Timing:
-        """Returns the work of processes that ran at once, in the time of the slowest; with its parts if it is one."""
-        several = list(timings)
-        if len(several) == 1:
-            return several[0]
-        return Timing(max(t.seconds for t in several), sum(t.count for t in several))
-
 
 @dataclass(frozen=True, slots=True)
 class Goal:

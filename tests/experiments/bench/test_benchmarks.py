@@ -196,18 +196,18 @@ def test_a_case_is_trained_once_with_what_it_begins_with_and_its_settings_stay(t
             """Has ended."""
 
     monkeypatch.setattr(processes, "Child", Trained)
-    runs = [control.trained("iql", seed, tmp_path, 2, []) for seed in (1, 2)]
+    runs = [control.trained("iql", seed, tmp_path, []) for seed in (1, 2)]
     assert [name for name, _ in trained] == ["sac, seed 1", "iql, seed 1", "sac, seed 2", "iql, seed 2"]
     assert f"data={tmp_path}/sac/seed_2/checkpoints/latest" in trained[-1][1]
-    assert "eval.every=3" in trained[-1][1]
+    assert "eval.every=1" in trained[-1][1]
     assert list(control.curve(runs[0])) == [(0, 1), (5, 3), (10, 5)]
-    assert [control.trained("iql", seed, tmp_path, 2, []) for seed in (1, 2)] == runs
+    assert [control.trained("iql", seed, tmp_path, []) for seed in (1, 2)] == runs
     assert len(trained) == 4
     assert control.row("iql", runs) == ("iql", "10 updates", "1.5", "7.5", "5.0", "7.5 [5, 10]", "-", "3")
     draw_panels([control.panel_of("iql", runs)], str(tmp_path / "curve"))
     assert (tmp_path / "curve.png").stat().st_size > 0
     with pytest.raises(ConfigError, match=r"sac/seed_1 holds a training with other settings: use another folder="):
-        control.trained("iql", 1, tmp_path, 2, ["run.num_iterations=2"])
+        control.trained("iql", 1, tmp_path, ["run.num_iterations=2"])
 
 
 def test_both_kinds_of_chunks_are_evaluated_on_the_same_episodes_at_each_delay(tmp_path, monkeypatch) -> None:
