@@ -18,7 +18,6 @@ from pathlib import Path
 from experiments.bench.harness import names_of
 from rlinf_embodied.command_line import main
 
-COVERED = Path(__file__).resolve().parents[3] / "envs/batched/covered.json"
 LIMIT_S = 900.0  # of a task
 
 
@@ -31,7 +30,7 @@ class Options:
 
 def measure(own: Options) -> None:
     """Compares task by task; results of other versions are forgotten."""
-    from envs.batched.build import versions
+    from envs.batched.build import COVERED, versions
     from experiments.bench.coverage.runs import chosen_tasks
 
     table = json.loads(COVERED.read_text()) if COVERED.exists() else {}

@@ -16,6 +16,7 @@ start and RL, core-minutes of the whole; worst, median and best over the seeds; 
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -120,7 +121,7 @@ def run_all(own: Options, overrides: Sequence[str], write: Callable[[Sequence[Ou
     numbers: list[int | None] = [*seeds_of(own.demos, "demos")] if own.demos else [None]
     root = Path(own.keep or tempfile.mkdtemp(prefix="recipe-")).resolve()
     cores, children = SimpleQueue[int | None](), list[Child]()
-    for core in range(side_by_side):
+    for core in sorted(os.sched_getaffinity(0))[:side_by_side]:
         cores.put(core if side_by_side > 1 else None)
 
     def one(number: int | None, seed: int) -> Outcome:

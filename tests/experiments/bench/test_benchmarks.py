@@ -21,6 +21,7 @@ from experiments.bench.harness import Benchmark, Run, processes
 from experiments.bench.harness.curves import draw_panels
 from experiments.bench.recipe import __main__ as bench_recipe
 from experiments.bench.recipe.__main__ import commands
+from experiments.bench.recipe.outcomes import Outcome
 from experiments.bench.rollout import parts
 from policies.actor_critic import ActorCriticOptions
 from policies.soft_actor import SoftActorOptions
@@ -86,6 +87,28 @@ def test_the_first_recipe_is_the_demos(tmp_path: Path) -> None:
     (line,) = [line for line in lines if "train_vla.py" in line]
     for word in bench_recipe.RECIPES["pick"]:
         assert f" {word} " in line
+
+
+def test_runs_side_by_side_get_cores_that_this_process_may_use(tmp_path: Path, monkeypatch) -> None:
+    started = []
+
+    class Ended:
+        """Stands for a command that has ended."""
+
+        def __init__(self, name: str, command: list[str], log: Path, environment: dict[str, str]) -> None:
+            started.append(command)
+
+        def wait(self) -> float:
+            return 60.0
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(bench_recipe, "Child", Ended)
+    monkeypatch.setattr(bench_recipe, "outcome_of", lambda folder, seed, core_min: Outcome(seed, 240, core_min, {}))
+    monkeypatch.setattr(bench_recipe, "cells", lambda outcome: [])
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 7})
+    bench_recipe.run_all(bench_recipe.Options(seeds="1-2", keep=str(tmp_path)), [], lambda outcomes: None)
+    assert [command[:3] for command in started] == [["taskset", "-c", "4"], ["taskset", "-c", "7"]]
 
 
 SMALL = [
