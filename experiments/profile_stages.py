@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import compose_math, compose_train, split
 from rlinf_embodied.config import MathConfig, TrainConfig
+from rlinf_embodied.config.checks import require_one_of
 
 if TYPE_CHECKING:
     from rlinf_embodied.planning.profile import Profile  # imports numpy, before which a process is pinned
@@ -27,6 +28,9 @@ class Options:
     """Keys in addition to those of the training."""
 
     workflow: str = "embodied"  # or reasoning
+
+    def __post_init__(self) -> None:
+        require_one_of(self, "", "workflow", "embodied", "reasoning")
 
 
 def compose_job(words: Sequence[str]) -> TrainConfig | MathConfig:

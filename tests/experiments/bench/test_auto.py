@@ -11,6 +11,7 @@ from experiments.bench import auto as bench
 from experiments.bench.harness import Run, Spread
 from experiments.bench.harness.trainings import outside_stages
 from experiments.profile_stages import compose_job
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.trace import Span
 
 
@@ -51,6 +52,11 @@ def test_outcomes_are_a_table_and_json(tmp_path, monkeypatch, capsys) -> None:
 def test_every_workload_is_one_that_trains() -> None:
     for overrides in bench.CASES.values():
         assert compose_job(overrides).plan.is_auto
+
+
+def test_a_misspelt_workflow_is_not_taken_for_the_default() -> None:
+    with pytest.raises(ConfigError, match=r"workflow is 'reasonning', but it is embodied or reasoning"):
+        compose_job(["workflow=reasonning"])
 
 
 @pytest.mark.ray
