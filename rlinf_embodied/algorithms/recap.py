@@ -100,9 +100,9 @@ def positive(advantages: Tensor, is_intervention: Tensor, tasks: Tensor, share: 
     for task in tasks.unique():
         own = rollouts & (tasks == task)
         number = int(own.sum())
-        if number:
-            threshold = advantages[own].kthvalue(max(number - int(share * number), 1)).values
-            labels = labels | (own & (advantages > threshold))
+        left = number - int(share * number)  # that are not positive
+        threshold = advantages[own].kthvalue(left).values if left else -torch.inf
+        labels = labels | (own & (advantages > threshold))
     return labels
 
 

@@ -32,6 +32,7 @@ def test_a_share_of_each_task_is_positive_and_all_that_a_human_did() -> None:
     # 40 % of 5 is 2, of 3 is 1; the third task has a human's sample only
     expected = [False, False, False, True, True, True, False, False, True, True]
     assert positive(advantages, human, tasks, 0.4).tolist() == expected
+    assert positive(advantages, human, tasks, 1.0).all()
 
 
 def bandit(privileged: bool) -> Columns:
