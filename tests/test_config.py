@@ -156,10 +156,10 @@ BAD_INPUT = [
     (VLA, "algorithm.reduction=fast", "algorithm.reduction is 'fast'|run.exact=true|set run.exact=false"),
     (VLA, "eval.seed=1073741824", "eval.seed is 1073741824|2^30"),
     (VLA, "env.hold_steps=99", "env.hold_steps is 99|lies in [0, env.horizon|use "),
-    (VLA, "hierarchy.every=5", "chooses from one of|hierarchy.goal_low=[-1,-1]"),
+    (VLA, "hierarchy.every=5", "chooses either an instruction, or a goal|hierarchy.goal_low=[-1,-1]"),
     (
         *(VLA, "hierarchy.every=5 hierarchy.goal_low=[0] hierarchy.goal_high=[1]"),
-        "hierarchy.columns is []|where the low-level policy sees its goal|name the columns",
+        "hierarchy.columns is []|it lists the columns of the proprioception that hold the goal|name the columns",
     ),
     (
         *(VLA, "hierarchy.every=5 hierarchy.goal_low=[1] hierarchy.goal_high=[0] hierarchy.columns=[2]"),

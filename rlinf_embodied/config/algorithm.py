@@ -35,7 +35,7 @@ class Source(StrEnum):
 
 
 class Level(StrEnum):
-    """What a ratio is formed for: log-probs are summed within it first."""
+    """The unit of an importance ratio: log-probs are summed within it first."""
 
     token = "token"
     action = "action"
@@ -88,12 +88,12 @@ def require_exact(exact: Exactness, path: str, reduction: Reduction, compile: bo
     holds, rule = reduction is not Reduction.fast or not exact.holds, "run.exact=true needs sums in a fixed order"
     require(holds, f"{path}.reduction", reduction.value, rule, f"set run.exact=false or {path}.reduction=auto")
     holds = not compile or exact is not Exactness.portable
-    rule = "run.exact=portable promises the bits of every processor, and a compiler makes this one's kernels"
+    rule = "run.exact=portable promises the same bits on every processor, and compiled kernels are specific to one"
     require(holds, f"{path}.compile", compile, rule, f"set run.exact=exact (every plan, here) or {path}.compile=false")
 
 
 def require_dual_clip(dual_clip: float | None, loss: PolicyLoss) -> None:
-    """Checks that a dual clip is above 1 and given for a loss that has one."""
+    """Checks that a dual clip is above 1, and that the loss uses it."""
     rule, action = f"{type(loss).__name__} has no such bound", "leave it out, or use algorithm.loss=clipped"
     require(dual_clip is None or loss.takes_dual_clip, "algorithm.dual_clip", dual_clip, rule, action)
     require(dual_clip is None or dual_clip > 1, "algorithm.dual_clip", dual_clip, "it lies above 1", "use 3.0")
@@ -101,7 +101,7 @@ def require_dual_clip(dual_clip: float | None, loss: PolicyLoss) -> None:
 
 def require_correction(staleness: int, tis_cap: float | None) -> None:
     """Checks that an off-policy correction is set if rollouts use earlier weights."""
-    rule = f"with a staleness of {staleness} (of the plan, or plan.max_staleness) other weights sample than are trained"
+    rule = f"with a staleness of {staleness} (of the plan, or plan.max_staleness) rollouts use older weights"
     action = "correct for them with algorithm.tis_cap=2.0, or use plan.max_staleness=0"
     require(staleness == 0 or tis_cap is not None, "algorithm.tis_cap", tis_cap, rule, action)
 
@@ -156,13 +156,13 @@ class AlgorithmConfig:
 
     @property
     def same_start(self) -> int:
-        """Rows of the env that start from one initial state."""
+        """Number of env rows that start from one initial state."""
         return 1
 
     def resampling(self, env: EnvConfig) -> Resampling | None:
-        """Returns how rollouts are repeated within an iteration; None: there is one."""
+        """Returns how rollouts are repeated within an iteration; None: an iteration has one rollout."""
         return None
 
     def typical_iteration(self, env: EnvConfig) -> int:
-        """Returns the first iteration that does all that later ones do."""
+        """Returns the first iteration whose work is like that of later ones."""
         return 0

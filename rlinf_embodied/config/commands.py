@@ -71,13 +71,15 @@ class TrainConfig(TrainingConfig):
         env, algorithm = self.env, self.algorithm
         algorithm.check(self)
         needed, steps = env.chunks_per_episode, env.chunks_per_rollout
-        rule = f"an episode may take {needed} chunk-steps, and none would end within a rollout"
+        rule = f"an episode may take {needed} chunk-steps, and it would not end within a rollout"
         action = f"set env.chunks_per_rollout={needed} or env.carry_over=true"
         require(env.carry_over or steps >= needed, "env.chunks_per_rollout", steps, rule, action)
-        ours, first, last = self.eval, self.eval.check_seed, self.eval.check_seed + self.eval.check_episodes
-        apart = first >= 0 and last < 2**30 and (last <= ours.seed or first >= ours.seed + ours.num_episodes)
+        evaluation = self.eval
+        first, end = evaluation.check_seed, evaluation.check_seed + evaluation.check_episodes
+        disjoint = end <= evaluation.seed or first >= evaluation.seed + evaluation.num_episodes
+        disjoint = disjoint and first >= 0 and end < 2**30
         rule = "checks need separate episodes, neither evaluation's nor training's"
-        require(self.run.until_success is None or apart, "eval.check_seed", first, rule, "use 1000000")
+        require(self.run.until_success is None or disjoint, "eval.check_seed", first, rule, "use 1000000")
         require_exact(self.run.exact, "algorithm", algorithm.reduction, algorithm.compile)
         require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
         high = self.hierarchy.algorithm
@@ -97,7 +99,7 @@ class TrainConfig(TrainingConfig):
         levels = [(high.algorithm, high.policy)] if high.on else []
         levels += [] if high.on and high.frozen else [(self.algorithm, self.policy)]
         bootstraps = any(algorithm.bootstraps(policy.critic) for algorithm, policy in levels)
-        rule = "the value after a time-out counts, and the bonus stands for it"
+        rule = "the value after a time-out is bootstrapped, and the bonus stands for it"
         action = "leave it out, or set algorithm.bootstrap_at_timeout=false"
         require(not (env.bonus_at_timeout and bootstraps), "env.bonus_at_timeout", True, rule, action)
         return env if env.bonus_at_timeout is not None else replace(env, bonus_at_timeout=not bootstraps)
@@ -213,15 +215,16 @@ class MathConfig(TrainingConfig):
         )
         scored, rule = self.reward.model, "the agent gives the rewards"
         require(None in (scored, self.agent._target_), "reward.model", scored, rule, "leave it out")
-        engine, own = self.generation.engine, self.generation.engine == "vllm"
-        rule, action = "vLLM's kernels promise no bits", "set run.exact=false, or use generation.engine=exact"
-        require(not (own and self.run.exact.holds), "generation.engine", engine, rule, action)
+        engine, is_vllm = self.generation.engine, self.generation.engine == "vllm"
+        rule = "vLLM's kernels do not promise the same bits"
+        action = "set run.exact=false, or use generation.engine=exact"
+        require(not (is_vllm and self.run.exact.holds), "generation.engine", engine, rule, action)
         half = self.policy.precision is not Precision.float32
         rule, action = "vLLM gets merged weights, in which bfloat16 loses small updates", "use policy.precision=float32"
-        require(not (own and half), "policy.precision", self.policy.precision.value, rule, action)
-        rule, action = "adapters are sent by themselves, to a copy in policy.precision", "leave it out"
-        plain = self.generation.precision is Precision.float32 or not self.policy.lora.rank
-        require(plain, "generation.precision", self.generation.precision.value, rule, action)
+        require(not (is_vllm and half), "policy.precision", self.policy.precision.value, rule, action)
+        rule, action = "only adapters are sent, to a copy in policy.precision", "leave it out"
+        fits = self.generation.precision is Precision.float32 or not self.policy.lora.rank
+        require(fits, "generation.precision", self.generation.precision.value, rule, action)
         self.algorithm.check(self)
 
     @property
@@ -300,7 +303,9 @@ class EvaluateConfig:
             require(self.checkpoint is not None, "checkpoint", self.checkpoint, rule, action)
             rule = "Stable-Baselines3 chooses one action at a time"
             require(self.env.chunk == 1, "env.chunk", self.env.chunk, rule, "use env.chunk=1")
-            rule = "Stable-Baselines3 would sample with torch's global generator, which no evaluation repeats"
+            rule = (
+                "Stable-Baselines3 would sample with torch's global generator, so evaluations would not be repeatable"
+            )
             require(self.eval.greedy, "eval.greedy", self.eval.greedy, rule, "leave it out")
 
     @property
@@ -333,7 +338,7 @@ class ProfiledConfig:
 
     profile: str = "maniskill_openvla"  # a file under configs/profiles, or a path to a .json file
     cluster: str = "h100x8"  # local, a file under configs/cluster (also without "emulated_"), or a path to a .yaml file
-    num_items: int | None = None  # amount of work; None: the profile's
+    num_items: int | None = None  # episodes or prompts of an iteration; None: the profile's
     num_ranked: int = 8  # number of plans to print
     max_staleness: int = 0  # as plan.max_staleness
     run: RunConfig = field(default_factory=RunConfig)
@@ -383,4 +388,4 @@ class EmulationConfig(ProfiledConfig):
         ProfiledConfig.__post_init__(self)
         require_numbers(self, "", "time_scale", low=0, above=True)
         number = self.run.num_iterations
-        require(number >= 1, "run.num_iterations", number, "something must be measured", "use 3")
+        require(number >= 1, "run.num_iterations", number, "at least one iteration is measured", "use 3")

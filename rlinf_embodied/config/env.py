@@ -53,7 +53,7 @@ class EnvOptions:
     def conditions(self, sees: bool, kind: str) -> dict[str, Any]:
         """Returns the properties that an evaluation must share with the training to be comparable, as JSON values.
 
-        `sees`: whether the policy reads images; `kind`: torch's type of the devices.
+        `sees`: whether the policy reads images; `kind`: torch's device type.
         """
         return {}
 
@@ -165,19 +165,19 @@ class EnvConfig(Chunking):
         rule = "episodes are carried over only where they are reset one by one"
         action = "set env.auto_reset=true or env.carry_over=false"
         require(self.auto_reset or not self.carry_over, "env.carry_over", True, rule, action)
-        held, rule = 0 <= self.hold_steps <= self.horizon, f"it lies in [0, env.horizon={self.horizon}]"
+        fits, rule = 0 <= self.hold_steps <= self.horizon, f"it lies in [0, env.horizon={self.horizon}]"
         action = "use 1 to end episodes once the task is solved, or 0 to never end them early"
-        require(held, "env.hold_steps", self.hold_steps, rule, action)
-        late, left = self.perturb.inference_delay + self.perturb.inference_jitter, self.chunk - self.executed
-        rule = f"it needs what is left of a chunk, and {self.executed} of env.chunk={self.chunk} actions are executed"
+        require(fits, "env.hold_steps", self.hold_steps, rule, action)
+        delay, remaining = self.perturb.inference_delay + self.perturb.inference_jitter, self.chunk - self.executed
+        rule = f"it needs unexecuted actions of a chunk, and {self.executed} of env.chunk={self.chunk} are executed"
         action = "predict more actions (env.chunk), or execute fewer (env.execute_steps)"
-        within = late <= min(left, self.executed)
-        require(within, "env.perturb.inference_delay + inference_jitter", late, rule, action)
-        require(left > 0 or self.rtc is PrefixSchedule.off, "env.rtc", self.rtc.value, rule, action)
-        rule = "what is left of a chunk is not carried over"
+        fits = delay <= min(remaining, self.executed)
+        require(fits, "env.perturb.inference_delay + inference_jitter", delay, rule, action)
+        require(remaining > 0 or self.rtc is PrefixSchedule.off, "env.rtc", self.rtc.value, rule, action)
+        rule = "unexecuted actions of a chunk are not carried over"
         require(not (self.overlaps and self.carry_over), "env.carry_over", True, rule, "set env.carry_over=false")
         for name in (name for name in self.perturb.axes if name in VISUAL):
-            value, rule = self.perturb.axes[name], "only images show it, and env.cameras is empty"
+            value, rule = self.perturb.axes[name], "it changes images only, and env.cameras is empty"
             require(bool(self.cameras), f"env.perturb.{name}", value, rule, "leave it out, or name cameras")
 
     @property

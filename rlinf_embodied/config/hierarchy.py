@@ -33,10 +33,10 @@ class HierarchyConfig:
         require(self.every >= 0, "hierarchy.every", self.every, "it is a number of chunk-steps", "use 5, or 0 for none")
         if not self.on:
             return
-        rule = "the high-level policy chooses from one of instructions and goal_low with goal_high"
-        given = f"with instructions={self.instructions} and goal_low={self.goal_low}"
+        rule = "the high-level policy chooses either an instruction, or a goal between goal_low and goal_high"
+        choices = f"with instructions={self.instructions} and goal_low={self.goal_low}"
         action = "give one, for example hierarchy.goal_low=[-1,-1] hierarchy.goal_high=[1,1] hierarchy.columns=[2,3]"
-        require(bool(self.instructions) != bool(self.goal_low), "hierarchy", given, rule, action)
+        require(bool(self.instructions) != bool(self.goal_low), "hierarchy", choices, rule, action)
         choice = len(self.instructions) != 1
         require(choice, "hierarchy.instructions", self.instructions, "one is no choice", "give two")
         for name in ("columns", "way_columns", "goal_high") if self.instructions else ():
@@ -47,14 +47,14 @@ class HierarchyConfig:
 
     def _check_goals(self) -> None:
         size, way, low, high = len(self.columns), self.way_columns, self.goal_low, self.goal_high
-        rule = "it says where the low-level policy sees its goal, each column of the proprioception once"
+        rule = "it lists the columns of the proprioception that hold the goal, each once"
         fits = 0 < size == len(set(self.columns)) and min(self.columns) >= 0
         require(fits, "hierarchy.columns", self.columns, rule, "name the columns, for example [2,3]")
-        rule = f"it is empty, or has the {size} columns of the way in the order of the goal's"
+        rule = f"it is empty, or lists the {size} columns of the vector to the goal, in the order of hierarchy.columns"
         fits = not way or (len(way) == size == len(set(way)) and min(way) >= 0 and not set(way) & set(self.columns))
         require(fits, "hierarchy.way_columns", way, rule, "name other columns, or leave it out")
         fits = len(low) == len(high) == size and all(-math.inf < a < b < math.inf for a, b in zip(low, high))  # noqa: B905
-        rule = f"it has {size} numbers, one for each of columns, each below that of hierarchy.goal_high={high}"
+        rule = f"it has {size} numbers, one per column, each below that of hierarchy.goal_high={high}"
         require(fits, "hierarchy.goal_low", low, rule, "exchange the two, or leave such a column out")
 
     @property
@@ -80,14 +80,14 @@ def require_hierarchy(
     require(hierarchy.every < steps, "hierarchy.every", hierarchy.every, rule, f"use {max(1, steps // 2)}")
     rule = "only an algorithm with a critic can tell the decisions within an episode apart"
     high = hierarchy.algorithm
-    for path, learns in (("", algorithm), ("hierarchy.", high)):
-        fits, action = learns.has_critic and learns.learns_from is Source.rollouts, "use that of algorithm=ppo"
-        require(fits, f"{path}algorithm._target_", learns._target_, rule, action)
-        coef = getattr(learns, "bc_coef", 0.0)
+    for path, level in (("", algorithm), ("hierarchy.", high)):
+        fits, action = level.has_critic and level.learns_from is Source.rollouts, "use that of algorithm=ppo"
+        require(fits, f"{path}algorithm._target_", level._target_, rule, action)
+        coef = getattr(level, "bc_coef", 0.0)
         require(not coef, f"{path}algorithm.bc_coef", coef, "demonstrations are of one policy", "use 0")
     sharding = getattr(high, "sharding", Sharding.none)
-    rule = "the high-level policy is trained whole"
+    rule = "the high-level policy cannot be sharded"
     require(sharding is Sharding.none, "hierarchy.algorithm.sharding", sharding.value, rule, "leave it out")
-    rule = "a low-level policy that stays as it is, with random weights, never follows its goal"
+    rule = "a frozen low-level policy with random weights never follows its goal"
     action = "give warm_start.checkpoint=<dir> warm_start.from_scratch=false, or hierarchy.frozen=false to train both"
     require(not (hierarchy.frozen and start.from_scratch), "hierarchy.frozen", hierarchy.frozen, rule, action)

@@ -30,22 +30,23 @@ class DataConfig:
     def __post_init__(self) -> None:
         splits, custom = set(self.files), self._target_ is not None
         rule = "its keys are `all`, or train, test and perhaps validation; evaluation needs test, training both"
-        every = {"train", "validation", "test"}
-        known = splits in (set(), {"all"}) or {"test"} <= splits <= every
-        require(known, "data.files", self.files, rule, "use data.files.all=<file>, or add the missing one")
+        all_splits = {"train", "validation", "test"}
+        fits = splits in (set(), {"all"}) or {"test"} <= splits <= all_splits
+        require(fits, "data.files", self.files, rule, "use data.files.all=<file>, or add the missing one")
         rule = "problems are of a level (data.level) or come from files"
-        some = bool(self.files or self.level) or custom
-        require(some, "data.files", self.files, rule, "use data.files.all=<file>.jsonl, or data.level=sum4-6-9")
-        rows, rule = not self.columns or bool(self.files) or custom, "generated problems have no columns"
-        require(rows, "data.columns", self.columns, rule, "leave it out, or use data.files.all=<file>.jsonl")
+        has_problems = bool(self.files or self.level) or custom
+        action = "use data.files.all=<file>.jsonl, or data.level=sum4-6-9"
+        require(has_problems, "data.files", self.files, rule, action)
+        fits, rule = not self.columns or bool(self.files) or custom, "generated problems have no columns"
+        require(fits, "data.columns", self.columns, rule, "leave it out, or use data.files.all=<file>.jsonl")
         rule, action = "it chooses among the rows of files", "leave it out"
         require(not self.where or bool(self.files), "data.where", self.where, rule, action)
-        ranges = [set(wanted) for wanted in self.where.values() if isinstance(wanted, dict)]
-        known, rule = all(keys <= {"min", "max"} for keys in ranges), "a range has min, max or both"
-        require(known, "data.where", self.where, rule, "use {<column>: {min: 1, max: 5}}")
+        ranges = [set(condition) for condition in self.where.values() if isinstance(condition, dict)]
+        fits, rule = all(keys <= {"min", "max"} for keys in ranges), "a range has min, max or both"
+        require(fits, "data.where", self.where, rule, "use {<column>: {min: 1, max: 5}}")
         require_numbers(self, "data", "max_prompt_tokens", low=1)
         require_numbers(self, "data", "solved_share", "unsolved_share", high=1)
-        rule, action = "generated problems do not come again", "leave it out, or use data.files.all=<file>"
+        rule, action = "generated problems are not drawn again", "leave it out, or use data.files.all=<file>"
         for name in ("solved_share", "unsolved_share"):
             share = getattr(self, name)
             require(share == 1 or bool(self.files) or custom, f"data.{name}", share, rule, action)
@@ -98,7 +99,7 @@ class Precision(StrEnum):
     bfloat16 = "bfloat16"
 
 
-_OWN_ARGUMENTS = ("tokenize", "add_generation_prompt", "continue_final_message")
+_RESERVED_ARGUMENTS = ("tokenize", "add_generation_prompt", "continue_final_message")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -117,12 +118,12 @@ class LanguagePolicyConfig(TinyLMConfig):
 
     def __post_init__(self) -> None:
         TinyLMConfig.__post_init__(self)
-        taken = [name for name in self.chat_template_args if name in _OWN_ARGUMENTS]
-        rule = f"{', '.join(_OWN_ARGUMENTS)} are given by the program"
-        require(not taken, "policy.chat_template_args", self.chat_template_args, rule, f"leave out {', '.join(taken)}")
+        reserved = [name for name in self.chat_template_args if name in _RESERVED_ARGUMENTS]
+        rule, action = f"the program sets {', '.join(_RESERVED_ARGUMENTS)}", f"leave out {', '.join(reserved)}"
+        require(not reserved, "policy.chat_template_args", self.chat_template_args, rule, action)
         rule = "policy=folder reads a model from disk"
         require(self.folder != "", "policy.folder", self.folder, rule, "use policy.folder=<dir>")
         valid = self.precision is Precision.float32 or self.lora.rank > 0
-        rule = "weights that are trained are held in float32, since small steps are lost below"
+        rule = "trained weights are stored in float32, since a lower precision loses small updates"
         action = "use float32, or train adapters only: policy.lora.rank=16"
         require(valid, "policy.precision", self.precision.value, rule, action)

@@ -106,9 +106,10 @@ class WarmStartConfig(FineTuningPhases):
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
     def __post_init__(self) -> None:
-        given = [name for name in ("checkpoint", "demonstrations", "from_scratch") if getattr(self, name)]
-        rule, first = f"training starts from one policy, and {', '.join(given)} are given", (given or ["checkpoint"])[0]
-        require(len(given) <= 1, f"warm_start.{first}", getattr(self, first), rule, "give one of these")
+        starts = [name for name in ("checkpoint", "demonstrations", "from_scratch") if getattr(self, name)]
+        rule = f"training starts from one policy, and {', '.join(starts)} are given"
+        first = (starts or ["checkpoint"])[0]
+        require(len(starts) <= 1, f"warm_start.{first}", getattr(self, first), rule, "give one of these")
         rule = "each of the 4 blocks of demonstrations needs at least one"
         require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 480")
         self.require_phases("warm_start")

@@ -9,13 +9,13 @@ from rlinf_embodied.config.checks import require, require_numbers, require_one_o
 
 MAX_STALENESS = 8  # iterations that rollouts may run ahead
 _LINKS = {"within_node_bytes_per_s", "across_nodes_bytes_per_s", "latency_s", "submit_s"}
-_LEAST_STORE_BYTES = 75 << 20  # minimum with which Ray starts
+_MIN_STORE_BYTES = 75 << 20  # Ray does not start with less
 
 
 def require_staleness(path: str, value: int) -> None:
     """Checks the number of iterations that rollouts may run ahead."""
     rule = f"rollouts run 0 to {MAX_STALENESS} iterations ahead"
-    require(0 <= value <= MAX_STALENESS, path, value, rule, "use 0 for weights of the iteration before, or 1")
+    require(0 <= value <= MAX_STALENESS, path, value, rule, "use 0 for weights of the previous iteration, or 1")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,16 +84,16 @@ class ClusterConfig:
         require(valid, "cluster.links", self.links, rule, "correct it")
         require_numbers(self, "cluster", "cpu_devices", low=0)
         require_numbers(self, "cluster", "device_memory_bytes", "first_progress_s", "hang_after_s", low=0, above=True)
-        require_numbers(self, "cluster", "object_store_bytes", low=_LEAST_STORE_BYTES)
+        require_numbers(self, "cluster", "object_store_bytes", low=_MIN_STORE_BYTES)
         require_one_of(self, "cluster", "session", "ray", "serial")
-        here = self.address is None
+        is_local = self.address is None
         rule = "it is for workers on this machine (cluster=local), and not negative"
-        some = self.waiting_devices > 0 and here and self.session == "ray"
-        require(self.waiting_devices == 0 or some, "cluster.waiting_devices", self.waiting_devices, rule, "use 0")
+        fits = self.waiting_devices == 0 or (self.waiting_devices > 0 and is_local and self.session == "ray")
+        require(fits, "cluster.waiting_devices", self.waiting_devices, rule, "use 0")
         valid = self.address in (None, "auto") or re.fullmatch(r".+:\d+", self.address) is not None
         rule = "it is auto, or host:port of a running Ray (cluster.session=ray)"
         action = "use cluster=ray cluster.address=auto on a machine where `ray start` ran"
-        require(valid and (here or self.session == "ray"), "cluster.address", self.address, rule, action)
+        require(valid and (is_local or self.session == "ray"), "cluster.address", self.address, rule, action)
 
 
 def require_no_cores(cluster: ClusterConfig) -> None:

@@ -38,11 +38,13 @@ class GenerationConfig:
         require_numbers(self, "generation", "top_k")
         require_numbers(self, "generation", "top_p", above=True, high=1)
         require_numbers(self, "generation", "min_p", high=1)
-        require(all(self.stop), "generation.stop", self.stop, "an empty text stands everywhere", "leave it out")
-        plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": []} if self.engine == "vllm" else {}
-        for name, value in plain.items():
-            given, rule = getattr(self, name), "with vllm log-probs are those of all that can be sampled"
-            require(given == value, f"generation.{name}", given, rule, "leave it out, or use generation.engine=exact")
+        require(all(self.stop), "generation.stop", self.stop, "an empty text would match everywhere", "leave it out")
+        required = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": []} if self.engine == "vllm" else {}
+        rule = "vllm's log-probs would be those of the restricted choice, not of the whole vocabulary"
+        action = "leave it out, or use generation.engine=exact"
+        for name, neutral in required.items():
+            value = getattr(self, name)
+            require(value == neutral, f"generation.{name}", value, rule, action)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -105,7 +107,7 @@ class EpisodesConfig:
         """Checks the section against the others of a training by RL."""
         if not self.free:
             return
-        exact, rule = config.run.exact, "when a tool answers decides which rows are decoded together"
+        exact, rule = config.run.exact, "the time of a tool's response decides which rows are decoded together"
         require(not exact.holds, "episodes.free", True, rule, "set run.exact=false, or episodes.free=false")
         rule, action = "tools run in threads of the worker that generates", "leave it out: it decodes while they wait"
         for name, section in (("tool", config.tool), ("agent", config.agent)):
@@ -114,7 +116,7 @@ class EpisodesConfig:
             agent, rule = config.agent._target_, "agents are not carried over to the next iteration"
             require(agent is None, "agent._target_", agent, rule, "use episodes.carried=0")
             algorithm = config.rl
-            rule, action = "tokens of older weights are corrected by it", "use 2.0, or episodes.carried=0"
+            rule, action = "it corrects for tokens sampled by older weights", "use 2.0, or episodes.carried=0"
             require(algorithm.tis_cap is not None, "algorithm.tis_cap", None, rule, action)
             rule, action = "it chooses the problems of an iteration by itself", "use episodes.carried=0"
             resamples = algorithm.dynamic_sampling
@@ -143,22 +145,22 @@ class RewardConfig:
             value, rule = getattr(self, name), "it belongs to a custom function"
             fits = self._target_ is not None or value == plain
             require(fits, f"reward.{name}", value, rule, f"give reward._target_, or use {plain}")
-        rule = "both would say what a completion earns"
+        rule = "a completion has one reward, from a function or from a model"
         require(None in (self._target_, self.model), "reward.model", self.model, rule, "leave out reward._target_")
         require_numbers(self, "reward", "timeout_s", low=0, above=True)
         require_numbers(self, "reward", "overlong_tokens", "batch_size", low=0)
 
 
 class ReasoningName(StrEnum):
-    """Where advantages come from."""
+    """The baseline that advantages are computed with."""
 
     grpo = "grpo"  # within the group, (R - mean) / std
-    rloo = "rloo"  # R minus the mean of the others
-    ppo = "ppo"  # a critic's, token by token
+    rloo = "rloo"  # R minus the mean reward of the group's other completions
+    ppo = "ppo"  # a critic's values, token by token
 
 
 class LossLevel(StrEnum):
-    """What the policy's loss is a mean over."""
+    """The unit over which the policy's loss is averaged."""
 
     token = "token"  # every token of the minibatch (DAPO, arXiv 2503.14476)
     sequence = "sequence"  # every completion, by the mean over its tokens (GRPO, arXiv 2402.03300)
@@ -188,7 +190,7 @@ class LanguageAlgorithmConfig:
         require(0 <= self.beta2 < 1, f"{path}.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
         require_numbers(self, path, "lr", low=0, above=True)
         require_numbers(self, path, "weight_decay", low=0)
-        require_numbers(self, path, "max_grad_norm", above=True, high=math.inf)  # an infinite one is none
+        require_numbers(self, path, "max_grad_norm", above=True, high=math.inf)  # infinite: no clipping
 
     def check(self, config: MathConfig) -> None:
         """Checks the algorithm against the other sections of a training."""
@@ -273,8 +275,8 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         require(whole, "generation.rows_per_block", block, rule, f"use {largest(group, block, rows)}")
         rule = "the small model learns to write from generated problems and their steps, which files and sources lack"
         action = "give warm_start.checkpoint=<run.dir>/checkpoints/latest of a run on these, or a pretrained model"
-        made = not (config.data.files or config.data._target_) or config.warm_start.checkpoint is not None
-        require(made or config.policy.folder is not None, "policy.folder", None, rule, action)
+        can_start = not (config.data.files or config.data._target_) or config.warm_start.checkpoint is not None
+        require(can_start or config.policy.folder is not None, "policy.folder", None, rule, action)
 
 
 def largest(unit: int, limit: int, whole: int) -> int:

@@ -42,9 +42,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require_numbers(self, "run", "num_iterations", "patience", low=0)
-        checked, rule = self.until_success is not None, "it counts checks, which only a run with a goal makes"
+        checked, rule = self.until_success is not None, "it counts checks of run.until_success, which is not set"
         require(checked or not self.patience, "run.patience", self.patience, rule, "set run.until_success")
-        target, rule = self.until_success, "it is a share of episodes, in (0, 1]"
+        target, rule = self.until_success, "it is a fraction of episodes, in (0, 1]"
         require(target is None or 0 < target <= 1, "run.until_success", target, rule, "use 0.97, or null")
         require(0 <= self.seed < 2**31, "run.seed", self.seed, "it lies in [0, 2^31)", "use 0")
 

@@ -87,7 +87,7 @@ def test_predictions_of_a_step_are_averaged_the_oldest_weighs_most(executed: int
     [
         (
             {"executed": 4, "delay": 3},
-            r"inference_jitter is 3, but it needs what is left of a chunk, and 4 of env.chunk=6",
+            r"inference_jitter is 3, but it needs unexecuted actions of a chunk, and 4 of env.chunk=6",
         ),
         (
             {"executed": 0, "rtc": PrefixSchedule.exp},
@@ -95,7 +95,7 @@ def test_predictions_of_a_step_are_averaged_the_oldest_weighs_most(executed: int
         ),
         (
             {"executed": 2, "delay": 1, "carry_over": True},
-            r"env.carry_over is True, but what is left of a chunk is not",
+            r"env.carry_over is True, but unexecuted actions of a chunk are not",
         ),
     ],
 )

@@ -91,7 +91,7 @@ def test_demonstrations_know_nothing_of_it_nor_does_the_name_of_a_cached_clone()
 def test_what_an_env_cannot_perturb_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"env.perturb.camera is 0.1, but .* can perturb instruction, delay, noise"):
         make_env(replace(POINT, perturb=PerturbConfig(camera=0.1)), 1, "cpu")
-    with pytest.raises(ConfigError, match=r"env.perturb.light is 0.5, but only images show it"):
+    with pytest.raises(ConfigError, match=r"env.perturb.light is 0.5, but it changes images only"):
         replace(POINT, cameras=[], perturb=PerturbConfig(light=0.5))
 
 
