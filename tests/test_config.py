@@ -210,7 +210,7 @@ BAD_INPUT = [
     (MATH, "policy=folder", "policy.folder is ''|reads a model from disk|policy.folder=<dir>"),
     (MATH, "policy.folder=a warm_start.checkpoint=b", "warm_start.checkpoint is 'b'|give one of the two"),
     (MATH, "policy.precision=bfloat16", "policy.precision is 'bfloat16'|policy.lora.rank=16"),
-    (MATH, "data.unsolved_share=0.5", "data.unsolved_share is 0.5|do not come again"),
+    (MATH, "data.unsolved_share=0.5", "data.unsolved_share is 0.5|are not drawn again"),
     (MATH, "algorithm=rloo algorithm.num_minibatches=2", "algorithm.num_minibatches is 2|one step|algorithm=grpo"),
     (MATH, "algorithm=rloo algorithm.epochs=2", "algorithm.epochs is 2|one step per iteration|num_minibatches=1"),
     (MATH, "algorithm.group_size=1", "algorithm.group_size is 1|grpo compares|use 8, or algorithm=ppo"),

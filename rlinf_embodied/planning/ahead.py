@@ -1,13 +1,13 @@
-"""Plans with a staleness of k, whose fronts run ahead: several iterations, until every one adds the same.
+"""Simulates plans with a staleness of k, whose fronts run ahead: several iterations, up to the steady state.
 
-Workflow.back() says what makes weights, and what comes behind; the rest is the front.
+Workflow.back() returns the stages that learn and those downstream of them; the other stages are the front.
 
     run 0    front 0 ... front k    back 0    weights 0
     run i    front i+k              back i    weights i
 
-A worker does its calls in the order of their submission, so that weights i come behind front i + k where they are
-installed: front j works with the weights of back j - k - 1.  Where front and back share no worker, the back goes first.
-Run i ends when front i, back i and weights i have ended, and only then is run i + 1 submitted.
+A worker executes its calls in the order of their submission, so weights i are installed after front i + k: front j
+uses the weights of back j - k - 1.  If front and back share no worker, the back is submitted first.  Run i ends when
+front i, back i and weights i have ended.  Run i + 1 is submitted only then.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rlinf_embodied.planning.plan import Plan, Step, schedule
 if TYPE_CHECKING:
     from rlinf_embodied.planning.simulate import Simulator
 
-MOST_RUNS = 24  # until every one adds the same; then the later half of them counts
-_SAME = 1e-9  # of a run's seconds
+MOST_RUNS = 24  # limit; if no steady state is reached by then, the mean of the later half counts
+_SAME = 1e-9  # tolerance for equal times, as a fraction of a run's seconds
 
 
 def steady(times: Simulator, plan: Plan, traced: bool = False) -> Simulation:
-    """Returns what happens in one iteration of a plan that has run for a while; inf seconds where a stage cannot run.
+    """Returns the simulation of one iteration in the steady state of a plan; inf seconds if a stage cannot run.
 
-    Spans are those of the last run, from its beginning on.
+    Spans are those of the last run, relative to its start.
     """
     runs = _Runs(times, plan, traced)
     ends: list[float] = []
@@ -51,7 +51,7 @@ def steady(times: Simulator, plan: Plan, traced: bool = False) -> Simulation:
 
 
 class _Runs:
-    """Successive runs of one plan: clocks are carried over, and fronts that were submitted ahead."""
+    """Successive runs of one plan; clocks and the fronts that were submitted ahead are carried over."""
 
     def __init__(self, times: Simulator, plan: Plan, traced: bool) -> None:
         self._times, self._traced = times, traced
@@ -84,14 +84,14 @@ class _Runs:
         return self._end_s
 
     def state(self) -> tuple[frozenset[tuple[str, int]], list[float]]:
-        """Returns what is switched out; all clocks, and ends of what was submitted ahead, since the end of the run."""
+        """Returns the offloaded stages, and all clocks and ends of calls ahead, relative to the end of the run."""
         ahead = [end for front in self._ahead for ends in front.values() for end in ends]
         return frozenset(self.clocks.offloaded), [time_s - self._end_s for time_s in (*self.clocks.free_s, *ahead)]
 
     def simulation(self, iteration_s: float) -> Simulation:
-        found, begin_s = self.clocks.simulation(iteration_s), self._begin_s
-        spans = (replace(s, start_s=s.start_s - begin_s, end_s=s.end_s - begin_s) for s in found.spans)
-        return replace(found, spans=tuple(spans))
+        simulation, begin_s = self.clocks.simulation(iteration_s), self._begin_s
+        spans = (replace(s, start_s=s.start_s - begin_s, end_s=s.end_s - begin_s) for s in simulation.spans)
+        return replace(simulation, spans=tuple(spans))
 
     def _submit_front(self) -> None:
         self.clocks.ends = {}
@@ -100,11 +100,11 @@ class _Runs:
         self._ahead.append(self.clocks.ends)
 
     def _submit(self, steps: Sequence[Step]) -> None:
-        """Submits steps; where rounds are decided on, the driver waits for all of the iteration that is submitted."""
+        """Submits steps; after the last repeated one the driver waits for all calls that are submitted so far."""
         work = self._times.work
-        again = work.repeated()
+        repeated = work.repeated()
         for number, step in enumerate(steps):
             self._times.submit(step, self.clocks)
-            behind = steps[number + 1 :]
-            if again.issuperset(step.stages) and not (behind and again.issuperset(behind[0].stages)):
+            later = steps[number + 1 :]
+            if repeated.issuperset(step.stages) and not (later and repeated.issuperset(later[0].stages)):
                 self.clocks.wait(self.clocks.last_s())

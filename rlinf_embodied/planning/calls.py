@@ -1,4 +1,4 @@
-"""Calls of stages: which blocks they have, which ones feed each other, and when they end in a simulation."""
+"""Calls of stages: their blocks, the data flow between them, and the clocks of a simulation."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from rlinf_embodied.planning.plan import Item, Place, fused, owners
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Workflow
 
-Parts = tuple[tuple[int, float, float], ...]  # what a call waits for: (call, seconds until it leaves, on the wire)
+Parts = tuple[tuple[int, float, float], ...]  # inputs of a call: (source's call, delay before sending, transfer), in s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """The calls of a stage: devices and sizes [calls]; who makes a block, and as which of its call's [blocks].
+    """The calls of a stage and the blocks of each.
 
     Two devices, four blocks, two chunks: devices (0, 1, 0, 1), sizes (1, 1, 1, 1), groups (0..1, 2..3).
     """
 
-    devices: tuple[int, ...]
-    sizes: tuple[int, ...]
+    devices: tuple[int, ...]  # by call
+    sizes: tuple[int, ...]  # by call: its number of blocks
     groups: tuple[range, ...]  # the calls of each chunk or shard
-    call_of: tuple[int, ...]
-    place_of: tuple[int, ...]
+    call_of: tuple[int, ...]  # by block: the call that processes it
+    place_of: tuple[int, ...]  # by block: its position among the blocks of that call
     hosts: tuple[int, ...]  # devices with any block, ascending
 
 
 class Layouts:
-    """The layouts of one workflow's stages; what many plans have in common is made once."""
+    """The layouts of one workflow's stages, cached, since many plans share them."""
 
     def __init__(self, workflow: Workflow) -> None:
         self._workflow = workflow
@@ -71,27 +71,27 @@ def _layout(parts: list[range], owner: tuple[int, ...]) -> Layout:
 
 
 def links(source: Layout, target: Layout) -> list[dict[int, tuple[int, int]]]:
-    """Returns what each call of a target gets over the same blocks, by the source's call that makes it.
+    """Returns for each call of a target the blocks that it gets, by the source's call that produces them.
 
-    Of each: how many blocks, and as which of the call's blocks it makes the first of them.
+    An entry is (number of blocks, position of the first of them among the blocks of the source's call).
     """
-    found: list[dict[int, tuple[int, int]]] = [{} for _ in target.devices]
+    inputs: list[dict[int, tuple[int, int]]] = [{} for _ in target.devices]
     for block, call in enumerate(target.call_of):
-        maker, place = source.call_of[block], source.place_of[block]
-        blocks, first = found[call].get(maker, (0, place))
-        found[call][maker] = blocks + 1, min(first, place)
-    return found
+        producer, place = source.call_of[block], source.place_of[block]
+        blocks, first = inputs[call].get(producer, (0, place))
+        inputs[call][producer] = blocks + 1, min(first, place)
+    return inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What came out of one iteration."""
+    """The simulated times of one iteration."""
 
     iteration_s: float
     busy_s: Mapping[int, float]  # by device: in calls, switches and weights
     stages_s: Mapping[str, float]  # by stage, on its busiest device: in calls
     other_s: Mapping[str, float]  # on the busiest device: in "switches" and "weights"
-    driver_s: float  # in which the driver submitted calls
+    driver_s: float  # the driver's time for submitting calls
     calls: int = 0
     spans: tuple[Span, ...] = ()
 
@@ -101,14 +101,14 @@ class Simulation:
 
 @dataclass(slots=True)
 class Clocks:
-    """Clocks by device; when each call of a stage ended, and who made which block; which stages are switched out."""
+    """The state of a simulation: clocks of devices and of the driver, ends of calls, offloaded stages."""
 
     free_s: list[float]
     layouts: Mapping[str, Layout]
     offloaded: set[tuple[str, int]]
-    exclusive: Mapping[str, frozenset[str]]  # by stage: who may not be in memory together with it
+    exclusive: Mapping[str, frozenset[str]]  # by stage: those that may not be in memory together with it
     submit_s: float = 0.0  # of the driver, per call
-    spans: list[Span] | None = None  # None: none are taken
+    spans: list[Span] | None = None  # None: none are recorded
     driver_s: float = 0.0  # when the driver has submitted all calls so far
     submitted: int = 0
     ends: dict[str, list[float]] = field(default_factory=dict)  # of the calls of an iteration
@@ -122,7 +122,7 @@ class Clocks:
         return max((end for ends in self.ends.values() for end in ends), default=0.0)
 
     def submit(self, calls: int = 1) -> float:
-        """Counts calls that the driver submits, and returns when it has."""
+        """Counts calls that the driver submits, and returns the time at which it has submitted them."""
         self.submitted += calls
         self.driver_s += calls * self.submit_s
         return self.driver_s
@@ -136,13 +136,13 @@ class Clocks:
         return end
 
     def busy(self, what: str, device: int, begin_s: float, seconds: float) -> float:
-        """Occupies a device with something that is no call of a stage, and returns its end."""
+        """Occupies a device with work that is not a call of a stage ("switches", "weights"), and returns its end."""
         end = self.free_s[device] = max(begin_s, self.free_s[device]) + seconds
         self.other_s[what, device] = self.other_s.get((what, device), 0.0) + seconds
         return end
 
     def wait(self, until_s: float) -> None:
-        """Lets nothing begin before a time: what is called from here on is submitted then."""
+        """Advances all clocks to a time, so that no later call begins before it."""
         self.driver_s = max(self.driver_s, until_s)
         self.free_s[:] = [max(free, until_s) for free in self.free_s]
 
@@ -157,18 +157,18 @@ class Clocks:
 
 
 def arrival(waits: Sequence[tuple[list[float], Parts]]) -> float:
-    """Returns when everything that a call waits for is there: (ends of a source's calls, what it gets of them)."""
-    here, sent = 0.0, []
+    """Returns the time at which all inputs of a call have arrived; `waits` has (ends of a source's calls, parts)."""
+    local, sent = 0.0, []
     for ends, parts in waits:
         for call, delay, wire in parts:
             if wire:
                 sent.append((ends[call] + delay, wire))
-            elif ends[call] > here:
-                here = ends[call]
+            elif ends[call] > local:
+                local = ends[call]
     if not sent:
-        return here
+        return local
     sent.sort()
     arrived = 0.0
-    for left, wire in sent:
-        arrived = max(arrived, left) + wire
-    return max(here, arrived)
+    for departure, wire in sent:
+        arrived = max(arrived, departure) + wire
+    return max(local, arrived)

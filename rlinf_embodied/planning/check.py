@@ -1,4 +1,4 @@
-"""Whether a plan can run a workflow: stages placed once and in order, streaming and ahead only where they may be."""
+"""Checks whether a plan can run a workflow: placement, order, streaming and staleness of its stages."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def check(plan: Plan, workflow: Workflow) -> None:
 
 
 def never_ahead(workflow: Workflow) -> str:
-    """Returns why no part of a workflow can run ahead of what makes its weights, "" if one can."""
-    back, again = workflow.back(), workflow.repeated()
+    """Returns why no part of a workflow can run ahead of the stages that learn, "" if one can."""
+    back, repeated = workflow.back(), workflow.repeated()
     if not workflow.weight_edges:
-        return "passes no weights on, so that none can be stale"
+        return "has no weight edge, so no weights can be stale"
     if not set(workflow.stages) - back:
-        return f"has no stage that could run ahead: all make weights or get data of one that does ({sorted(back)})"
-    if again & back:
-        return f"repeats {sorted(again)} until there is enough, of which {sorted(again & back)} cannot run ahead"
+        return f"has no stage that could run ahead: all of them learn or get data of one that does ({sorted(back)})"
+    if repeated & back:
+        return f"repeats {sorted(repeated)} until there is enough data, but {sorted(repeated & back)} cannot run ahead"
     return ""
 
 
@@ -54,7 +54,7 @@ def _problems(plan: Plan, workflow: Workflow) -> Iterator[str]:
             yield f"has {b} before {a}, but edge {a} -> {b} requires the opposite: swap them"
     for a, b in plan.exclusive:
         if not {a, b} <= set(position):
-            yield f"has {a} and {b} exclusive, but its stages are {sorted(position)}: correct it"
+            yield f"has {a} and {b} exclusive, but its stages are {sorted(position)}: correct the pair"
         elif b in plan.item_of(a).stages and set(plan.places()[a].devices) & set(plan.places()[b].devices):
             yield f"has {a} and {b} exclusive, but they alternate on the same devices: make separate items of them"
 

@@ -1,7 +1,7 @@
-"""Large problems in few units: groups of alike devices as one device each, and several blocks as one.
+"""Reduces large planning problems: groups of identical devices become one unit each, and several blocks one block.
 
-A unit of k devices takes what one of them takes, since blocks come in units of as many: everything that a simulation
-asks for stays the same, but for the number of devices that a stage's times depend on, and the driver's calls.
+A unit of k devices takes as long as one of them, since blocks are grouped by the same factor.  `scale` corrects the
+two inputs of a simulation that change: the number of devices on which a stage's times depend, and the driver's calls.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from rlinf_embodied.planning.plan import Devices, Item, Place, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.workflow.graph import Workflow
 
-MOST_DEVICES = 16  # that a search distinguishes; more only where there are more groups of alike nodes
+MOST_DEVICES = 16  # that a search distinguishes; more only if there are more groups of identical nodes
 MOST_BLOCKS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Coarse:
-    """A pricer of units, and the devices of each unit."""
+    """A pricer for units, and the devices of each unit."""
 
     pricer: Pricer
     members: tuple[Devices, ...]
-    blocks: int  # in one of the units of the workflow
+    blocks: int  # number of original blocks in one block of the reduced workflow
 
     def expanded(self, plan: Plan, of: Pricer) -> Plan:
-        """Returns a plan of units as one of devices; blocks are as even as possible where they do not divide."""
+        """Returns the plan of devices for a plan of units; blocks are as even as possible if they do not divide."""
         work = of.workflow
         items = []
         for item in plan.items:
@@ -52,7 +52,7 @@ class Coarse:
 
 
 def coarse(pricer: Pricer) -> Coarse | None:
-    """Returns a problem in units, None where it is small as it is."""
+    """Returns the reduced problem, or None if the problem is small enough without."""
     cluster, work = pricer.cluster, pricer.workflow
     if cluster.num_devices <= MOST_DEVICES and work.num_blocks <= MOST_BLOCKS:
         return None

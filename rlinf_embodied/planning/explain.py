@@ -1,4 +1,4 @@
-"""The plans that a search has found, ranked; why each is as fast as it is, and why it lost to the best one."""
+"""Ranks the plans of a search, and explains why each is slower than the best one."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from rlinf_embodied.planning.simulate import Simulator
 
 LONG_COLUMNS = ("plan", "why not")  # of `rows`: they need separate lines
 SEARCH_S = 10.0  # limit of a search
-WORTH = 0.05  # of the seconds of the best plan with a smaller staleness, that a plan with a larger one has to save
-_SAME = 1e-6  # of the best plan's seconds: as fast
+WORTH = 0.05  # a larger staleness must save this fraction of the best time with any smaller one
+_SAME = 1e-6  # plans whose times differ by less, as a fraction of the best time, are equally fast
 _KIND_BUDGET = 0.15  # of the moves of a search, for the best plan of one kind
 _REFINED_BUDGET = 0.3  # of the moves of a search, for plans of units on the devices themselves
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A plan with its price; one that does not fit lacks some bytes."""
+class Candidate:
+    """A plan with its price."""
 
     plan: Plan
     kind: Kind
     iteration_s: float
-    lacking_bytes: float
+    lacking_bytes: float  # 0 if it fits into memory
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A plan as it is reported."""
+    """A plan with the numbers that are reported."""
 
     plan: Plan
     kind: Kind
@@ -62,7 +62,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The plans of a search, the one to choose first, and what there is to print below their table."""
+    """The plans of a search, the best one first, and remarks to print below their table."""
 
     plans: tuple[Ranked, ...]
     remarks: tuple[str, ...]
@@ -78,27 +78,27 @@ def rank(
     """Returns the best plan of every kind, and the best ones of other structures.
 
     Raises:
-        PlanError: no plan is possible at all; says what is short.
+        PlanError: no plan fits; the message names what is lacking.
     """
     _require_devices(pricer)
     until = time.monotonic() + search_s
-    found, limited = [], False
+    candidates, limited = [], False
     for staleness in range(min_staleness, max_staleness + 1):
         if staleness == 0 or not never_ahead(pricer.workflow):
-            more, ended = _search(pricer, staleness, until)
-            found, limited = found + more, limited or ended
-    possible = [one for one in found if one.iteration_s < math.inf]
+            more, timed_out = _search(pricer, staleness, until)
+            candidates, limited = candidates + more, limited or timed_out
+    possible = [candidate for candidate in candidates if candidate.iteration_s < math.inf]
     if not possible:
-        raise PlanError(_too_large(pricer, found))
+        raise PlanError(_too_large(pricer, candidates))
     simulator, ranked = Simulator(pricer), list[Ranked]()
-    for i, one in enumerate(_chosen(possible, num_ranked)):
-        plan = replace(one.plan, name=f"{pricer.workflow.name}_{i + 1}")
+    for i, candidate in enumerate(_chosen(possible, num_ranked)):
+        plan = replace(candidate.plan, name=f"{pricer.workflow.name}_{i + 1}")
         run, peak_bytes = simulator.run(plan), max(pricer.memory(plan).values())
         idle = tuple(max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices))
-        ranked.append(Ranked(plan, one.kind, run, idle, peak_bytes))
+        ranked.append(Ranked(plan, candidate.kind, run, idle, peak_bytes))
     remarks = []
     for kind in Kind:
-        lacking = [one.lacking_bytes for one in found if one.kind is kind]
+        lacking = [candidate.lacking_bytes for candidate in candidates if candidate.kind is kind]
         if not lacking or min(lacking) > 0:
             why = f"the best plan lacks {min(lacking) / 1e9:.2f} GB of memory" if lacking else "none"
             remarks.append(f"{kind}: {why}")
@@ -107,7 +107,7 @@ def rank(
     return Ranking(tuple(_compared(entry, ranked[0]) for entry in ranked), tuple(remarks))
 
 
-def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Found], bool]:
+def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Candidate], bool]:
     """Returns the best plans of every kind and structure with a staleness, and whether the time limit ended it."""
     units = coarse(pricer)
     of = units.pricer if units else pricer
@@ -115,13 +115,14 @@ def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Found], 
     limited = search.run(until)
     for kind in Kind:
         limited = search.run(until, kind, _KIND_BUDGET) or limited
-    found = _found(search)
+    candidates = _candidates(search)
     if units is None:
-        return found, limited
+        return candidates, limited
     search, states = Search(pricer, staleness), list[State]()
-    first = {one.kind: one for one in reversed(found)}
-    for one in {id(one): one for one in (*found[:3], *first.values())}.values():  # as many as can be simulated
-        whole = units.expanded(one.plan, pricer)
+    first = {candidate.kind: candidate for candidate in reversed(candidates)}
+    few = {id(each): each for each in (*candidates[:3], *first.values())}  # simulating more would take too long
+    for candidate in few.values():
+        whole = units.expanded(candidate.plan, pricer)
         try:
             check(whole, pricer.workflow)
         except PlanError:
@@ -129,29 +130,28 @@ def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Found], 
         states.append((whole.items, whole.exclusive))
     if states:
         limited |= search.run(until, budget=_REFINED_BUDGET, starts=states)
-    return _found(search), limited
+    return _candidates(search), limited
 
 
-def _found(search: Search) -> list[Found]:
+def _candidates(search: Search) -> list[Candidate]:
     entries = sorted(((score, kind, plan) for (kind, _), (score, plan) in search.best.items()), key=lambda e: e[0])
-    return [Found(plan, kind, *score) for score, kind, plan in entries]
+    return [Candidate(plan, kind, *score) for score, kind, plan in entries]
 
 
-def _chosen(found: Sequence[Found], number: int) -> list[Found]:
+def _chosen(candidates: Sequence[Candidate], number: int) -> list[Candidate]:
     """Returns the plan to choose, then others by their seconds, one of each structure, and the best of every kind.
 
-    Staler rollouts cost learning: a larger staleness is chosen only where it saves a share of the best time with any
-    smaller one.
+    Staler rollouts slow learning down, so a larger staleness is chosen only if it saves WORTH.
     """
-    best: Found | None = None
-    for staleness in sorted({one.plan.staleness for one in found}):
-        fastest = min((one for one in found if one.plan.staleness == staleness), key=lambda one: one.iteration_s)
+    best: Candidate | None = None
+    for staleness in sorted({each.plan.staleness for each in candidates}):
+        fastest = min((c for c in candidates if c.plan.staleness == staleness), key=lambda c: c.iteration_s)
         if best is None or fastest.iteration_s <= best.iteration_s * (1 - WORTH):
             best = fastest
     assert best is not None
-    ordered = sorted(found, key=lambda one: (one is not best, one.iteration_s))
-    first = {one.kind: one for one in reversed(ordered)}
-    return ordered[:number] + [one for one in ordered[number:] if one is first[one.kind]]
+    ordered = sorted(candidates, key=lambda c: (c is not best, c.iteration_s))
+    first = {candidate.kind: candidate for candidate in reversed(ordered)}
+    return ordered[:number] + [c for c in ordered[number:] if c is first[c.kind]]
 
 
 def _compared(entry: Ranked, best: Ranked) -> Ranked:
@@ -164,25 +164,25 @@ def _compared(entry: Ranked, best: Ranked) -> Ranked:
     elif lost <= _SAME * best.iteration_s:
         why = "as fast as the best"
     else:
-        there = _costs(best)
+        best_costs = _costs(best)
         reasons = [
-            f"{what} {seconds:.3g} s{where}, {there[what][0]:.3g} s{there[what][1]} in the best plan"
+            f"{what} {seconds:.3g} s{where}, {best_costs[what][0]:.3g} s{best_costs[what][1]} in the best plan"
             for what, (seconds, where) in _costs(entry).items()
-            if seconds - there[what][0] > 0.01 * best.iteration_s
+            if seconds - best_costs[what][0] > 0.01 * best.iteration_s
         ] or ["its calls wait longer for each other and for data"]
         why = f"+{lost:.3g} s ({lost / best.iteration_s:.0%}): {'; '.join(reasons)}"
     return replace(entry, why_not=why)
 
 
 def _costs(entry: Ranked) -> dict[str, tuple[float, str]]:
-    """Returns the seconds of all parts of an iteration, and on which devices."""
+    """Returns the seconds of all parts of an iteration, and the text of their devices."""
     run, places = entry.run, entry.plan.places()
-    found = {
+    costs = {
         f"{s} computes": (n, f" on {place_text(places[s].devices, places[s].blocks)}") for s, n in run.stages_s.items()
     }
-    found |= {f"{what} take": (run.other_s.get(what, 0.0), "") for what in ("switches", "weights")}
+    costs |= {f"{what} take": (run.other_s.get(what, 0.0), "") for what in ("switches", "weights")}
     idle_s = entry.iteration_s * entry.idle_share
-    return found | {
+    return costs | {
         "submitting its calls takes": (run.driver_s, ""),
         "devices work on average": (entry.iteration_s - idle_s, ""),
         "devices idle on average": (idle_s, ""),
@@ -191,10 +191,10 @@ def _costs(entry: Ranked) -> dict[str, tuple[float, str]]:
 
 def rows(ranked: Iterable[Ranked]) -> list[dict[str, str]]:
     """Returns the table that is printed: one row per plan, one text per column."""
-    found = []
+    table = []
     for entry in ranked:
         busiest, seconds = max(entry.run.stages_s.items(), key=lambda stage: stage[1])
-        found.append(
+        table.append(
             {
                 "plan": entry.label,
                 "kind": str(entry.kind),
@@ -205,7 +205,7 @@ def rows(ranked: Iterable[Ranked]) -> list[dict[str, str]]:
                 "why not": entry.why_not or "the best",
             }
         )
-    return found
+    return table
 
 
 def _require_devices(pricer: Pricer) -> None:
@@ -218,15 +218,15 @@ def _require_devices(pricer: Pricer) -> None:
             )
 
 
-def _too_large(pricer: Pricer, found: Sequence[Found]) -> str:
-    closest = min(found, key=lambda one: one.lacking_bytes).plan
+def _too_large(pricer: Pricer, candidates: Sequence[Candidate]) -> str:
+    closest = min(candidates, key=lambda candidate: candidate.lacking_bytes).plan
     needs = pricer.memory(closest)
     device = max(needs, key=lambda d: needs[d] - pricer.memory_bytes[d])
     has, stages = pricer.memory_bytes[device], [s for s, p in closest.places().items() if device in p.devices]
-    beside = " beside evaluations" if has < pricer.groups[pricer.group_of[device]].memory_bytes else ""
+    reserved = " next to evaluations" if has < pricer.groups[pricer.group_of[device]].memory_bytes else ""
     return (
         f"no plan of {pricer.workflow.name} fits into the memory of {pricer.cluster.name}: even {to_text(closest)} "
         f"needs {needs[device] / 1e9:.2f} GB for {', '.join(stages)} on device {device}, which has {has / 1e9:.2f} GB"
-        f"{beside}, {(needs[device] - has) / 1e9:.2f} GB short: use more or larger devices, less work or a smaller "
+        f"{reserved}, {(needs[device] - has) / 1e9:.2f} GB short: use more or larger devices, less work or a smaller "
         "staleness"
     )

@@ -1,4 +1,4 @@
-"""Plans as text, which people and files write: printed, and resolved for a cluster.
+"""Plans as text: written by people and in files, printed, and resolved for a cluster.
 
     plan      = item { " > " item } [ "; exclusive " sets ] [ "; staleness " number ]
     item      = group { " | " group } [ " in " number " chunks" | " in chunks" | " in " number " shards" ]
@@ -12,14 +12,14 @@
     env on 0 | policy on 1 in 2 shards > actor on 0-1   a loop whose sides are on different devices
     generation on 0-1 | reward+critic on 2-3 in 4 chunks > actor on 0-3; exclusive generation / actor
 
-"in chunks" means as many as leave a block for each device.  The sides of a loop are an item of their own, before the
-other stages of their text.  Several stages in an item without chunks run one after the other, unless they are such
-sides.  A file holds the items as a list:
+"in chunks" means the largest number that leaves each device a block of every chunk.  The two stages of a loop form a
+separate item, before the other stages of the same text.  Other stages of an item without chunks run one after the
+other.  A file holds the items as a list:
 
     {"name": "mine", "num_devices": 2, "items": ["env+policy on 0-1", "actor on 0-1"]}
 
-or `variants`, a list of such mappings; of those whose min_devices and max_devices suit a cluster the one with the
-largest min_devices is taken.  `cores: true` marks those for clusters with both cores and accelerators.
+or `variants`, a list of such mappings.  Of those whose min_devices and max_devices suit a cluster, the one with the
+largest min_devices is used.  `cores: true` marks variants for clusters with both cores and accelerators.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ def to_text(plan: Plan) -> str:
 
 
 def to_dict(plan: Plan) -> dict[str, object]:
-    """Returns the plan as JSON-ready data: what plan.json holds and a plan file may."""
-    found: dict[str, object] = {"name": plan.name, "num_devices": plan.num_devices}
-    found["items"] = [_item_text(item) for item in plan.items]
-    found |= {"exclusive": _exclusive_texts(plan.exclusive)} if plan.exclusive else {}
-    return found | ({"staleness": plan.staleness} if plan.staleness else {})
+    """Returns the plan as JSON-ready data, the content of a plan.json."""
+    data: dict[str, object] = {"name": plan.name, "num_devices": plan.num_devices}
+    data["items"] = [_item_text(item) for item in plan.items]
+    data |= {"exclusive": _exclusive_texts(plan.exclusive)} if plan.exclusive else {}
+    return data | ({"staleness": plan.staleness} if plan.staleness else {})
 
 
 def _item_text(item: Item) -> str:
     groups = itertools.groupby(item.places, key=lambda place: (place.devices, place.blocks))
-    texts = [f"{'+'.join(p.stage for p in places)} on {place_text(*where)}" for where, places in groups]
+    texts = [f"{'+'.join(p.stage for p in places)} on {place_text(*key)}" for key, places in groups]
     suffix = f" in {item.chunks} chunks" if item.chunks > 1 else f" in {item.shards} shards" if item.shards > 1 else ""
     return " | ".join(texts) + suffix
 
@@ -90,39 +90,39 @@ def _exclusive_texts(pairs: Pairs) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class _Reader:
     workflow: Workflow
-    num_devices: int  # that `all` and fractions mean
+    num_devices: int  # number of devices to which `all` and fractions refer
     cores: Devices
-    total: int  # devices that numbers may name
+    total: int  # number of all devices, which numbers may name
 
     def items(self, text: str, path: str) -> list[Item]:
-        """Returns the items of a text: several where its stages neither stream nor make up a loop."""
+        """Returns the items of a text: several if its stages neither stream nor form a loop."""
         match = _ITEM.fullmatch(text.strip())
         body, number, what, many = match.groups() if match else ("", None, None, None)
         places: list[Place] = []
         for group in body.split("|"):
-            found = _GROUP.fullmatch(group.strip())
-            if found is None:
+            parts = _GROUP.fullmatch(group.strip())
+            if parts is None:
                 raise PlanError(
-                    f"{path} is {text!r}, but it reads like 'env on 0 | policy on 1 in 2 shards', with blocks as in "
-                    "'actor on 0-3 (3x4:2)': correct the plan"
+                    f"{path} is {text!r}, but it must read like 'env on 0 | policy on 1 in 2 shards', with blocks as "
+                    "in 'actor on 0-3 (3x4:2)': correct the plan"
                 )
-            devices, blocks = self.devices(found[2], path), list[int]()
-            for times, _, size in (part.rpartition("x") for part in (found[3] or "").split(":") if part):
+            devices, blocks = self.devices(parts[2], path), list[int]()
+            for times, _, size in (part.rpartition("x") for part in (parts[3] or "").split(":") if part):
                 blocks += [int(size)] * int(times or 1)
-            places += [Place(stage, devices, tuple(blocks)) for stage in self.names(found[1])]
+            places += [Place(stage, devices, tuple(blocks)) for stage in self.names(parts[1])]
         if not places:
             return []
         sides = [place for place in places if self.workflow.loop_of(place.stage) is not None]
-        if sides and len(sides) < len(places):  # a loop passes its blocks on when it ends: it is an item of its own
-            others = [place for place in places if place not in sides]
-            return [Item(tuple(sides)), *self._streaming(others, number, what, many)]
+        if sides and len(sides) < len(places):  # a loop passes its blocks on when it ends: it is a separate item
+            rest = [place for place in places if place not in sides]
+            return [Item(tuple(sides)), *self._streaming(rest, number, what, many)]
         return self._streaming(places, number, what, many)
 
     def _streaming(self, places: list[Place], number: str | None, what: str | None, many: str | None) -> list[Item]:
         count = int(number or 1)
-        if many:  # the largest number of chunks in which every device has a block of each
-            least, total = max(len(place.devices) for place in places), self.workflow.num_blocks
-            count = max(k for k in range(1, total + 1) if total % k == 0 and (total // k >= least or k == 1))
+        if many:  # the largest number of chunks that leaves every device a block of each chunk
+            min_size, total = max(len(place.devices) for place in places), self.workflow.num_blocks
+            count = max(k for k in range(1, total + 1) if total % k == 0 and (total // k >= min_size or k == 1))
         elif count == 1 and self.workflow.loop_of(places[0].stage) is None:
             return [Item((place,)) for place in places]
         return [Item(tuple(places), *((1, count) if what == "shards" else (count, 1)))]
@@ -136,21 +136,21 @@ class _Reader:
 
     def devices(self, text: str, path: str) -> Devices:
         """Returns device numbers for `all`, `cores`, "a/b:c/d" (fractions of the devices) or "0-3,6"."""
-        fractions, found = _RANGE.fullmatch(text), list[int]()
+        fractions, numbers = _RANGE.fullmatch(text), list[int]()
         if text in ("all", "cores"):
-            found = list(range(self.num_devices) if text == "all" else self.cores)
+            numbers = list(range(self.num_devices) if text == "all" else self.cores)
         elif fractions is not None:
             low, high = (int(Fraction(part) * self.num_devices) for part in fractions.groups())
-            found = list(range(low, high))
+            numbers = list(range(low, high))
         elif _NUMBERS.fullmatch(text):
             for first, _, last in (part.partition("-") for part in text.split(",")):
-                found += range(int(first), min(int(last or first), self.total) + 1)
-        if not found or max(found) >= self.total:
+                numbers += range(int(first), min(int(last or first), self.total) + 1)
+        if not numbers or max(numbers) >= self.total:
             raise PlanError(
                 f"{path} has the devices {text!r}, but they are `all`, `cores`, a range like '0:1/2' or numbers like "
                 f"'0-3,6' of the devices 0-{self.total - 1} of the cluster: correct the plan or set cluster.num_devices"
             )
-        return tuple(found)
+        return tuple(numbers)
 
     def pairs(self, texts: Sequence[str]) -> Pairs:
         """Returns the exclusive pairs of texts like 'generation / actor+critic'."""
@@ -161,15 +161,16 @@ class _Reader:
 
 
 def resolve(name: str, variants: Sequence[Mapping[str, object]], cluster: Cluster | int, workflow: Workflow) -> Plan:
-    """Returns the plan for a cluster: the variant that the devices suffice for, checked against the workflow.
+    """Returns the plan for a cluster: the variant for its number of devices, checked against the workflow.
 
     Args:
         name: for messages and plan.json.
         variants: mappings `{min_devices, max_devices, cores, items, exclusive, staleness}`.
-        cluster: of whose devices `all` and fractions mean those that compute; a number: as many devices, all alike.
-            Where it has cores beside them, and the workflow stages that run on these only, variants with `cores: true`
-            are preferred.  A variant for just its number of devices is taken whatever their kinds.
-        workflow: what the plan is for.
+        cluster: the devices; `all` and fractions refer to those that compute.  A number means as many identical
+            devices.  If the cluster has cores next to accelerators, and the workflow has stages that run on cores only,
+            variants with `cores: true` are preferred.  A variant for exactly its number of devices takes precedence,
+            whatever their kinds.
+        workflow: the workflow that the plan runs.
 
     Raises:
         PlanError: no variant fits, a stage is missing or unknown, there are too few blocks, or nothing can run ahead.
@@ -215,12 +216,13 @@ def _chosen(
     exact = [variant for least, most, variant in ranges if least == most == total]
     if exact:
         return exact[0]
-    meant = [entry for entry in ranges if bool(entry[2].get("cores")) == on_cores] or ranges * on_cores
-    if not meant:
-        raise PlanError(f"plan {name} is for cores beside accelerators: set cluster.cpu_devices, or use another plan")
-    fitting = [entry for entry in meant if entry[0] <= num_devices <= entry[1]]
+    suitable = [entry for entry in ranges if bool(entry[2].get("cores")) == on_cores] or ranges * on_cores
+    if not suitable:
+        rule = "needs CPU cores next to accelerators"
+        raise PlanError(f"plan {name} {rule}: set cluster.cpu_devices, or use another plan")
+    fitting = [entry for entry in suitable if entry[0] <= num_devices <= entry[1]]
     if not fitting:
-        least, most, _ = min(meant, key=lambda entry: entry[:2])
+        least, most, _ = min(suitable, key=lambda entry: entry[:2])
         raise PlanError(
             f"plan {name} needs {'' if least == most else 'at least '}{least:g} devices, but cluster.num_devices is "
             f"{num_devices}: use plan=collocated, plan=auto, or another cluster"

@@ -6,9 +6,9 @@
         Item((Place("actor", (0, 1, 2, 3), (3, 3, 1, 1)),)),                 one stage; blocks of each device
     ))
 
-Calls are submitted item by item.  A device processes its calls in this order and a call waits for its inputs, so that
-neighbouring items on different devices overlap by themselves.  notation.py reads and prints plans as text, check.py
-checks them against a workflow.
+Calls are submitted item by item.  A device processes its calls in this order, and a call waits for its inputs.  So
+neighbouring items on different devices overlap.  notation.py reads and prints plans as text; check.py checks them
+against a workflow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 class Kind(StrEnum):
-    """What a plan is called: a description of its devices."""
+    """A description of how a plan shares devices among stages."""
 
     collocated = "collocated"  # all stages on the same devices
     disaggregated = "disaggregated"  # groups of stages, each on the same devices, which no other group uses
@@ -88,7 +88,7 @@ class Plan:
         return fused(tuple(self.places()[side] for side in loop.sides), workflow.num_blocks)
 
     def shards(self, stage: str, workflow: Workflow) -> int:
-        """Returns in how many parts a stage gets its blocks: the shards of its loop, one where that is one call."""
+        """Returns the number of parts in which a stage gets its blocks: the shards of its loop, or 1."""
         loop = workflow.loop_of(stage)
         return 1 if loop is None or self.is_fused(loop, workflow) else self.item_of(stage).shards
 
@@ -98,10 +98,10 @@ class Plan:
 
     def kind(self, workflow: Workflow) -> Kind:
         """Returns the word for the plan; stages that run on cores next to accelerators do not count."""
-        apart = set(workflow.of_cores())
+        on_cores = set(workflow.of_cores())
         places = self.places()
-        others = {device for stage, place in places.items() if stage not in apart for device in place.devices}
-        groups = {frozenset(p.devices) for s, p in places.items() if s not in apart or others & set(p.devices)}
+        counted = {device for stage, place in places.items() if stage not in on_cores for device in place.devices}
+        groups = {frozenset(p.devices) for s, p in places.items() if s not in on_cores or counted & set(p.devices)}
         if len(groups) <= 1:
             return Kind.collocated
         disjoint = all(a.isdisjoint(b) for a, b in itertools.combinations(groups, 2))
@@ -109,24 +109,24 @@ class Plan:
 
 
 def excluded_by(pairs: Iterable[tuple[str, str]], stages: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Returns for each stage those that pairs exclude from being in memory with it."""
-    found: dict[str, set[str]] = {stage: set() for stage in stages}
+    """Returns for each stage those that may not be in memory together with it, given the exclusive pairs."""
+    excluded: dict[str, set[str]] = {stage: set() for stage in stages}
     for a, b in pairs:
-        found[a].add(b)
-        found[b].add(a)
-    return {stage: frozenset(others) for stage, others in found.items()}
+        excluded[a].add(b)
+        excluded[b].add(a)
+    return {stage: frozenset(others) for stage, others in excluded.items()}
 
 
 def sorted_pairs(pairs: Iterable[tuple[str, str]]) -> Pairs:
-    """Returns pairs in the form in which equal sets of them are equal."""
+    """Returns pairs in a canonical form, so that equal sets of pairs compare equal."""
     return tuple(sorted({(min(pair), max(pair)) for pair in pairs}))
 
 
 def owners(place: Place, num_blocks: int, chunk: int = 0, blocks_per_batch: int = 1) -> Devices:
-    """Returns the device that owns each block: contiguous within a chunk, by the place's blocks or else evenly.
+    """Returns the device that owns each block: contiguous within a chunk, in the place's proportions or evenly.
 
-    The blocks of a batch have one owner, whatever the chunks.  Blocks per device divide by the number of chunks, and so
-    does each chunk: (4, 2) of six blocks in two chunks is 0 0 1 0 0 1.
+    The blocks of a batch have one owner, whatever the chunks.  Each chunk has the place's proportions: (4, 2) of six
+    blocks in two chunks is 0 0 1 0 0 1.
     """
     devices, chunk = place.devices, chunk or num_blocks
     if place.blocks:
@@ -159,33 +159,33 @@ class Step:
 def schedule(items: Sequence[Item], workflow: Workflow) -> tuple[Step, ...]:
     """Returns the steps of one iteration in the order of their submission: chunk by chunk inside an item.
 
-    A stage that works on all its blocks at once is not alternated with the stages before and behind it.
+    A stage that works on all its blocks at once does not alternate with its neighbours: all its steps are consecutive.
     """
-    found: list[Step] = []
+    steps: list[Step] = []
     for item in items:
         if item.chunks == 1 or len(item.places) == 1:
-            found += [Step(item.stages, k, item.chunks, item.shards) for k in range(item.chunks)]
+            steps += [Step(item.stages, k, item.chunks, item.shards) for k in range(item.chunks)]
             continue
-        for _, some in itertools.groupby(item.stages, key=lambda s: s if workflow.stages[s].at_once else ""):
-            stages = tuple(some)
-            found += [Step((stage,), k, item.chunks) for k in range(item.chunks) for stage in stages]
-    return tuple(found)
+        for _, run in itertools.groupby(item.stages, key=lambda s: s if workflow.stages[s].at_once else ""):
+            stages = tuple(run)
+            steps += [Step((stage,), k, item.chunks) for k in range(item.chunks) for stage in stages]
+    return tuple(steps)
 
 
 def in_order(workflow: Workflow, places: Mapping[str, Place], shards: int = 1) -> tuple[Item, ...]:
     """Returns items with one stage or loop each, in the order of the edges."""
-    found: dict[str, Item] = {}
+    items: dict[str, Item] = {}
     for stage in workflow.order():
         loop = workflow.loop_of(stage)
         sides = (stage,) if loop is None else loop.sides
-        found.setdefault(sides[0], Item(tuple(places[s] for s in sides), shards=1 if loop is None else shards))
-    return tuple(found.values())
+        items.setdefault(sides[0], Item(tuple(places[s] for s in sides), shards=1 if loop is None else shards))
+    return tuple(items.values())
 
 
 def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", cores: Devices = ()) -> Plan:
     """Returns the plan in which every stage is on the first `num_devices` devices, resident, one after the other.
 
-    Stages that run on cores only are on `cores`, devices in addition, where there are some.
+    Stages that run on cores only are on `cores`, additional devices, if there are any.
     """
     on_cores = workflow.of_cores() if cores else ()
     devices = {stage: cores if stage in on_cores else tuple(range(num_devices)) for stage in workflow.stages}

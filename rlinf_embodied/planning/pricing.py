@@ -1,4 +1,4 @@
-"""What is known of single calls before a plan is simulated: seconds, bytes and memory by stage, blocks and device."""
+"""Seconds, bytes and memory of single calls, by stage, blocks and device: the inputs of a simulation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlinf_embodied.planning.profile import Profile
 from rlinf_embodied.workflow.graph import Workflow
 
 Facts = tuple[float, float, float]  # bytes of a stage on a device: resident, of its largest call, offloaded
-Entries = tuple[tuple[str, Facts], ...]  # stages that are in memory together
-Held = tuple[Entries, ...]  # of each item that uses a device, in their order
+Entries = tuple[tuple[str, Facts], ...]  # the stages of an item on a device
+Held = tuple[Entries, ...]  # those of each item that uses a device, in the order of items
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A copy of a stage that is in memory while a plan runs, on as many devices as it has blocks, or on all."""
+    """A copy of a stage that stays in memory while a plan runs, on all devices or one per block."""
 
     stage: str
     num_blocks: int
@@ -27,7 +27,7 @@ class Standing:
 
 
 class Pricer:
-    """A workflow, its profile and a cluster: what each call takes and holds."""
+    """Prices single calls of a workflow on a cluster: seconds and memory, from a profile."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class Pricer:
     ) -> None:
         """Checks that the profile covers the workflow.
 
-        Evaluations have `standing` copies of stages on the computing devices; `scale` are the real devices that each
-        device of the cluster stands for.
+        `standing` are the copies of stages that evaluations keep on the computing devices; `scale` is the number of
+        real devices that each device of the cluster represents.
 
         Raises:
             ConfigError: the profile lacks a stage.
@@ -89,7 +89,7 @@ class Pricer:
         key = (stage, blocks, num_devices, self.group_of[device])
         if key not in self._seconds:
             slowdown, items = self._slowdown[stage, key[3]], blocks * self.workflow.items_per_block
-            if slowdown < math.inf:  # times 0 s it would be no number
+            if slowdown < math.inf:  # inf times 0 s would be NaN
                 slowdown *= self.profile.stages[stage].call_s(items, num_devices * self.scale)
             self._seconds[key] = slowdown * self.rounds.get(stage, 1.0)
         return self._seconds[key]
@@ -100,7 +100,7 @@ class Pricer:
         return links.within_node_bytes_per_s if self.node_of[a] == self.node_of[b] else links.across_nodes_bytes_per_s
 
     def edge_bytes(self, source: str, target: str) -> float:
-        """Returns the bytes per item that `target` gets from all rounds of `source`, 0 where they are not known."""
+        """Returns the bytes per item that `target` gets from all rounds of `source`, 0 if they are not known."""
         return self.profile.edge_bytes_per_item.get((source, target), 0.0) * self.rounds.get(source, 1.0)
 
     # ---------------------------------------------------------------------------------------------------------- memory
@@ -114,15 +114,15 @@ class Pricer:
         return held
 
     def memory(self, plan: Plan) -> dict[int, float]:
-        """Returns the most bytes that each device of a plan holds at any time of an iteration.
+        """Returns the peak bytes of each device of a plan during an iteration.
 
-        What is made ahead is counted where it was made, as far as the bytes of the edges are known.
+        Data of fronts that run ahead counts on the device that produced it, if the bytes of its edges are known.
         """
         pairs = frozenset(plan.exclusive)
-        found = {device: self.peak(held, pairs) for device, held in self.held(plan.items).items()}
+        peaks = {device: self.peak(held, pairs) for device, held in self.held(plan.items).items()}
         for device, num_bytes in self.ahead_bytes(plan).items():
-            found[device] += num_bytes
-        return found
+            peaks[device] += num_bytes
+        return peaks
 
     def fits(self, plan: Plan) -> bool:
         return all(num_bytes <= self.memory_bytes[device] for device, num_bytes in self.memory(plan).items())
@@ -136,7 +136,7 @@ class Pricer:
 
     def _entries_of(self, item: Item) -> dict[int, Entries]:
         if item not in self._items:
-            found: dict[int, list[tuple[str, Facts]]] = {}
+            entries: dict[int, list[tuple[str, Facts]]] = {}
             for place, layout in self.layouts.of_item(item):
                 owned, largest = dict.fromkeys(layout.hosts, 0), dict.fromkeys(layout.hosts, 0)
                 for device, size in zip(layout.devices, layout.sizes, strict=True):
@@ -145,8 +145,8 @@ class Pricer:
                 at_once = owned if self.profile.stages[place.stage].finish_quantiles else largest
                 for device in layout.hosts:
                     facts = self._bytes(place.stage, len(layout.hosts), owned[device], at_once[device])
-                    found.setdefault(device, []).append((place.stage, facts))
-            self._items[item] = {device: tuple(own) for device, own in found.items()}
+                    entries.setdefault(device, []).append((place.stage, facts))
+            self._items[item] = {device: tuple(of_device) for device, of_device in entries.items()}
         return self._items[item]
 
     def _bytes(self, stage: str, devices: int, owned: int, called: int) -> Facts:
@@ -159,41 +159,41 @@ class Pricer:
         return self._facts[key]
 
     def peak(self, held: Held, pairs: frozenset[tuple[str, str]]) -> float:
-        """Returns the most bytes of a device on which items hold this, where these pairs are exclusive."""
+        """Returns the peak bytes of a device on which items hold these entries, with these exclusive pairs."""
         if (held, pairs) not in self._peaks:
             self._peaks[held, pairs] = _peak(held, excluded_by(pairs, self.workflow.stages), self._shared)
         return self._peaks[held, pairs]
 
     def ahead_bytes(self, plan: Plan) -> dict[int, float]:
-        """Returns the bytes on each device of the data that the front of a plan with a staleness has made ahead.
+        """Returns the bytes on each device of data that the front of a plan with a staleness has produced ahead.
 
-        A stage that several others take data of makes it once: the largest counts.
+        Data of a stage with several consumers exists once, so only its largest edge counts.
         """
-        work, back, found = self.workflow, self.workflow.back() if plan.staleness else (), dict[int, float]()
+        work, back, by_device = self.workflow, self.workflow.back() if plan.staleness else (), dict[int, float]()
         for stage in work.stages if plan.staleness else ():
             sizes = [self.edge_bytes(e.source, e.target) for e in work.edges if e.source == stage and e.target in back]
             if stage in back or not any(sizes):
                 continue
             for device in plan.owners(stage, work):
-                found[device] = found.get(device, 0.0) + plan.staleness * max(sizes) * work.items_per_block
-        return found
+                by_device[device] = by_device.get(device, 0.0) + plan.staleness * max(sizes) * work.items_per_block
+        return by_device
 
 
 def _peak(
     items: Sequence[Entries], excluded: Mapping[str, frozenset[str]], shared: Mapping[tuple[str, str], float]
 ) -> float:
-    """Returns the most bytes of a device: in every call, of what is loaded then, and of what is offloaded.
+    """Returns the peak bytes of a device over all calls: of loaded and offloaded stages, and of the call itself.
 
-    The weights that both ends of a weight edge share are there once while both are loaded.
+    Weights that both ends of a weight edge share count once while both are loaded.
     """
-    facts = {stage: own for entries in items for stage, own in entries}
+    facts = {stage: of_stage for entries in items for stage, of_stage in entries}
     once = {ends: size for ends, size in shared.items() if facts.keys() >= set(ends)}
     if not any(not excluded[stage].isdisjoint(facts) for stage in facts if stage in excluded):
         held = sum(held for held, _, _ in facts.values()) - sum(once.values())
         return held + max(working for _, working, _ in facts.values())
     loaded: set[str] = set()
     peak = 0.0
-    for _ in range(2):  # the second time with what an iteration leaves in memory
+    for _ in range(2):  # the second pass starts with the stages that an iteration leaves in memory
         peak = 0.0
         for entries in items:
             for stage, _ in entries:

@@ -1,16 +1,17 @@
-"""Which runs measure a workflow, and how what they show becomes a profile.
+"""Selects the runs that measure a workflow (probes), and turns their measurements into a profile.
 
-A probe has `few` or twice as many blocks on each of its devices, however much work there is in all.  Each shows every
-stage at one cell (items per device and call, devices).  Cells that no probe shows are filled by:
+A probe has `few` or twice as many blocks on each of its devices, however large the workload is.  It measures every
+stage at one cell (items per device and call, devices).  Cells without a measurement are filled in two steps:
 
-1. Along the items of the number of devices with most cells (of all numbers together where none has two): linear, by the
-   last slope beyond; in proportion to the items where there is one cell (bytes: constant).
-2. Another number of devices: the same curve times the median ratio of the cells that both have (bytes: the largest of
-   any number of devices).
+1. Along the items: piecewise linear, with the last slope beyond the last cell, for the number of devices with most
+   cells (or all numbers of devices together if none has two cells).  A single cell is scaled in proportion to the
+   items (bytes: constant).
+2. Along the devices: the same curve times the median ratio of the cells that both numbers of devices have (bytes: the
+   largest of any number of devices).
 
-A shortened rollout stands for a whole one: calls inside a loop count per chunk-step, an episode's resets happen as
-often as episodes end, and data that waits for stages behind it takes more memory.  The time of those stages is a line
-through a very short rollout and a longer one.
+A shortened rollout represents a whole one: calls inside a loop count per chunk-step, resets are counted as often as
+episodes end, and the memory of data that waits for later stages is scaled up.  The time of those stages is extrapolated
+linearly from a very short rollout and a longer one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MOST_BLOCKS = 4  # per device in any probe
 # ----------------------------------------------------------------------------------------------------------- the probes
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A plan to be run for its measurements; `kind` is another one than that of most devices, "" otherwise."""
+    """A plan that is run to be measured; `kind` is set if its device is of another kind than the first group's."""
 
     name: str
     workflow: Workflow
@@ -64,24 +65,24 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     few = max(few, batch) if few % batch and 2 * batch <= workflow.num_blocks else few  # whole batches
     twice, cores = min(2 * few, workflow.num_blocks), cluster.cores_beside if workflow.of_cores() else ()
     every = workflow if twice * num >= workflow.num_blocks else with_blocks(workflow, twice * num)
-    single, one_core, found = with_blocks(workflow, twice), cores[:1], list[Probe]()
+    single, one_core, probes = with_blocks(workflow, twice), cores[:1], list[Probe]()
 
     def add(name: str, work: Workflow, devices: int, on: Devices = cores) -> None:
-        found.append(Probe(name, work, collocated(work, devices, cores=on), cluster))
+        probes.append(Probe(name, work, collocated(work, devices, cores=on), cluster))
 
     add(f"collocated on {num}", every, num)  # every device at work
-    # each loop on two devices, the other stages on the first one: what leaves its worker can be counted
+    # each loop on two devices, the other stages on the first one: this measures the bytes of edges between workers
     if workflow.loops and (cluster.num_computing > 1 or cores):
         most = min(max(loop.shards) for loop in workflow.loops.values())
         plan = disaggregated(single, min(most, twice // few), one_core)
-        found.append(Probe("disaggregated", single, plan, cluster))
+        probes.append(Probe("disaggregated", single, plan, cluster))
     else:
         if few * num < every.num_blocks:
             add(f"few on {num}", with_blocks(workflow, few * num), num)
         if num > 1 or len(cores) > 1:
             add("collocated on 1", single, 1, one_core)
-    # Plans may call stages for single blocks, in chunks of a stream or as shards that wait elsewhere, and a call is
-    # priced no lower than the smallest that was measured.
+    # Plans may call stages for single blocks, as chunks of a stream or as shards, and a call is never priced lower than
+    # the smallest one that was measured.
     streams = not workflow.loops and not all(edge.whole for edge in workflow.edges)
     waits = any(spec.waits for spec in workflow.stages.values())
     if few > 1 and (streams or waits or len({group.speed for group in groups}) > 1):
@@ -97,14 +98,14 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     for kind, device in reversed(kinds.items()):
         places = dict.fromkeys(workflow.stages, (device,))
         places |= dict.fromkeys(workflow.of_cores(), one_core) if cores else {}
-        found.append(Probe(f"collocated on 1 {kind}", single, placed(single, places, "collocated"), cluster, kind))
-    return found
+        probes.append(Probe(f"collocated on 1 {kind}", single, placed(single, places, "collocated"), cluster, kind))
+    return probes
 
 
 def disaggregated(workflow: Workflow, shards: int, cores: Devices = ()) -> Plan:
     """Returns the plan with each loop's answerer on device 1 and everything else on device 0.
 
-    What runs on cores only is on the first of `cores`; where there are some, device 0 has all the rest.
+    With `cores`, the stages that run on cores only are on the first of them, and device 0 has all the others.
     """
     places: dict[str, Devices] = dict.fromkeys(workflow.stages, (0,))
     if cores:
@@ -115,7 +116,7 @@ def disaggregated(workflow: Workflow, shards: int, cores: Devices = ()) -> Plan:
 
 
 def switching(probe: Probe) -> Probe:
-    """Returns the probe with one stage, or loop, in memory at a time: for devices that do not hold all of them."""
+    """Returns the probe with one stage or loop in memory at a time, for devices too small to hold all of them."""
     items = [item.stages for item in probe.plan.items]
     pairs = [pair for a, b in itertools.combinations(items, 2) for pair in itertools.product(a, b)]
     plan = replace(probe.plan, exclusive=sorted_pairs(pairs))
@@ -123,7 +124,7 @@ def switching(probe: Probe) -> Probe:
 
 
 def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
-    """Returns the workflow with fewer blocks, which flow all at once and in one round."""
+    """Returns the workflow with fewer blocks, without streaming and with one round."""
     edges = tuple(replace(edge, whole=True) for edge in workflow.edges)
     stages = {
         n: replace(s, blocks_per_batch=math.gcd(s.blocks_per_batch, num_blocks)) for n, s in workflow.stages.items()
@@ -132,17 +133,20 @@ def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
 
 
 def shortened(workflow: Workflow, chunk_steps: int) -> Workflow:
-    """Returns the workflow with loops of at most `chunk_steps`; shortened loops run once, or none would succeed."""
+    """Returns the workflow with loops of at most `chunk_steps`.
+
+    Shortened loops run for one round, since short episodes would not satisfy a repeat's criterion.
+    """
     if all(loop.chunk_steps <= chunk_steps for loop in workflow.loops.values()):
         return workflow
     loops = {n: replace(o, chunk_steps=min(chunk_steps, o.chunk_steps)) for n, o in workflow.loops.items()}
     return replace(workflow, loops=loops).with_rounds(1.0, most=1)
 
 
-# ------------------------------------------------------------------------------------------------- what the probes show
+# --------------------------------------------------------------------------------------------------------- measurements
 @dataclass(slots=True)
 class Shown:
-    """What the probes showed of one stage, by cell; and what switching it costs."""
+    """Measurements of one stage by cell, and the costs of offloading and onloading it."""
 
     seconds: dict[Cell, list[float]] = field(default_factory=dict)  # of each repetition
     resident: dict[Cell, float] = field(default_factory=dict)
@@ -158,30 +162,30 @@ class Shown:
 
 @dataclass(slots=True)
 class Measurements:
-    """What all probes of a workflow showed."""
+    """Measurements of all probes of a workflow."""
 
-    workflow: Workflow  # the whole one
+    workflow: Workflow  # the complete one
     stages: dict[str, Shown] = field(default_factory=dict)
     edge_bytes_per_item: dict[tuple[str, str], float] = field(default_factory=dict)
     weights: dict[tuple[str, str], WeightProfile] = field(default_factory=dict)
-    rounds: list[int] = field(default_factory=list)  # of what is repeated, by repetition
-    chunk_steps: int = 1  # that were run of a loop
+    rounds: list[int] = field(default_factory=list)  # rounds of the repeat, by measured iteration
+    chunk_steps: int = 1  # of a loop that were run
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stages = {name: Shown() for name in self.workflow.stages}
 
     def add(self, probe: Probe, seconds: Mapping[str, float]) -> None:
-        """Files the seconds of each stage that one iteration of a probe showed."""
+        """Adds the seconds of each stage in one iteration of a probe."""
         for stage, value in seconds.items():
-            shown = self.stages[stage]
-            cells = shown.other_kinds.setdefault(probe.kind, {}) if probe.kind else shown.seconds
+            measured = self.stages[stage]
+            cells = measured.other_kinds.setdefault(probe.kind, {}) if probe.kind else measured.seconds
             cells.setdefault(probe.cell(stage), []).append(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration of a probe: its workflow, with shortened loops, and what was recorded."""
+    """One iteration of a probe: its workflow, with shortened loops, and its recorded times."""
 
     run: Workflow
     spans: Sequence[Span]
@@ -193,14 +197,15 @@ class Iteration:
 def sample(probe: Probe, whole: Workflow, one: Iteration, short: Iteration | None = None) -> dict[str, float]:
     """Returns the seconds of each stage in the whole workflow: per call, or per chunk-step of one shard inside a loop.
 
-    Of each loop (and of each stage outside) the worker that took longest counts: the others wait for it.  `short` is an
-    iteration with still shorter loops, for the stages behind them; without it these grow in proportion.
+    For each loop, and each stage outside loops, the slowest worker counts, since the others wait for it.  `short` is an
+    iteration with even shorter loops, to extrapolate the stages downstream of them; without it their times are scaled
+    in proportion.
     """
-    run, found = one.run, dict[str, float]()
+    run, seconds_of = one.run, dict[str, float]()
     for stage in run.stages:
         loop = run.loop_of(stage)
         if loop is None:
-            found[stage] = _behind_loops(stage, whole, one, short)
+            seconds_of[stage] = _behind_loops(stage, whole, one, short)
             continue
         most, episode = whole.loops[loop.name].chunk_steps, loop.typical_steps
         longer, opens = most / loop.chunk_steps, 1.0  # per rollout
@@ -209,12 +214,15 @@ def sample(probe: Probe, whole: Workflow, one: Iteration, short: Iteration | Non
         sides = loop.sides if probe.plan.is_fused(loop, probe.workflow) else (stage,)
         seconds = _critical(one.spans, sides, {"open": opens, "step": longer, "close": 1.0})
         calls = most * probe.plan.shards(stage, probe.workflow) * one.rounds.get(loop.opener, 1)
-        found[stage] = seconds[stage] / calls
-    return found
+        seconds_of[stage] = seconds[stage] / calls
+    return seconds_of
 
 
 def _behind_loops(stage: str, whole: Workflow, one: Iteration, short: Iteration | None) -> float:
-    """Returns the seconds of a call behind whole loops, of which between a third and all grow with their length."""
+    """Returns the seconds of a call downstream of whole loops.
+
+    Between a third and all of the seconds are taken to grow with the loops' length.
+    """
     seconds, *shorter = (
         _critical(each.spans, [stage], {"run": 1.0 / each.rounds.get(stage, 1)})[stage]
         for each in (one, short)
@@ -230,7 +238,7 @@ def _behind_loops(stage: str, whole: Workflow, one: Iteration, short: Iteration 
 
 
 def _critical(spans: Iterable[Span], stages: Sequence[str], weights: Mapping[str, float]) -> dict[str, float]:
-    """Returns the seconds of each stage, its methods weighted, on the worker on which they took longest in all."""
+    """Returns the weighted seconds of each stage's methods on the worker whose sum is largest."""
     by_worker: dict[int, dict[str, float]] = {}
     for span in spans:
         weight = weights.get(span.name.removeprefix(f"{span.stage}."))
@@ -242,7 +250,7 @@ def _critical(spans: Iterable[Span], stages: Sequence[str], weights: Mapping[str
 
 # ---------------------------------------------------------------------------------------------------------- the profile
 def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint: Mapping[str, str]) -> Profile:
-    """Returns the profile of what was measured."""
+    """Returns the profile made from measurements."""
     work = measured.workflow
     loop = next(iter(work.loops.values()), None)
     expected = work.repeat.expected_rounds if work.repeat else 1.0
@@ -267,12 +275,12 @@ def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint:
 
 
 def _stage(stage: str, measured: Measurements) -> StageProfile:
-    shown, work = measured.stages[stage], measured.workflow
-    medians = {cell: statistics.median(values) for cell, values in shown.seconds.items()}
-    items, devices = grid([*medians, *shown.resident, *shown.sharing])
+    of_stage, work = measured.stages[stage], measured.workflow
+    medians = {cell: statistics.median(values) for cell, values in of_stage.seconds.items()}
+    items, devices = grid([*medians, *of_stage.resident, *of_stage.sharing])
     resident, shared = _resident(stage, measured)
     loop, spec = next(iter(work.loops.values()), None), work.stages[stage]
-    missing = 1.0 - measured.chunk_steps / loop.chunk_steps if loop else 0.0  # of a rollout's data
+    missing = 1.0 - measured.chunk_steps / loop.chunk_steps if loop else 0.0  # fraction of a rollout's data
     ends = [(edge.source, edge.target) for edge in work.edges if stage in (edge.source, edge.target)]
     waiting = missing * sum(measured.edge_bytes_per_item.get(pair, 0.0) for pair in dict.fromkeys(ends))
     result = StageProfile(
@@ -283,40 +291,45 @@ def _stage(stage: str, measured: Measurements) -> StageProfile:
         seconds=fill(medians, items, devices),
         resident_bytes=fill_bytes(resident, items, devices),
         shared_bytes=shared,
-        working_bytes=fill_bytes(shown.working, items, devices) + waiting * np.array(items)[:, None],
-        stays=shown.offloaded_bytes is None,
-        offloaded_bytes=max(resident.values(), default=0.0) if shown.offloaded_bytes is None else shown.offloaded_bytes,
-        offload_s=shown.offload_s,
-        onload_s=shown.onload_s,
-        cores_per_device=shown.cores,
-        finish_quantiles=finish_quantiles(shown.finishes) if shown.finishes else (),
+        working_bytes=fill_bytes(of_stage.working, items, devices) + waiting * np.array(items)[:, None],
+        stays=of_stage.offloaded_bytes is None,
+        offloaded_bytes=(
+            max(resident.values(), default=0.0) if of_stage.offloaded_bytes is None else of_stage.offloaded_bytes
+        ),
+        offload_s=of_stage.offload_s,
+        onload_s=of_stage.onload_s,
+        cores_per_device=of_stage.cores,
+        finish_quantiles=finish_quantiles(of_stage.finishes) if of_stage.finishes else (),
     )
     factors = dict[str, float]()
-    for kind, cells in shown.other_kinds.items():
+    for kind, cells in of_stage.other_kinds.items():
         ratios = [statistics.median(s) / max(result.call_s(*cell), 1e-9) for cell, s in cells.items()]
         factors[kind] = statistics.median(ratios)
     return replace(result, kind_factors=factors | dict.fromkeys((*spec.kinds, *[WAITING] * spec.waits), 1.0))
 
 
 def _resident(stage: str, measured: Measurements) -> tuple[dict[Cell, float], float]:
-    """Returns a stage's resident bytes in a separate worker, and those that it shares with its weights' other end.
+    """Returns a stage's resident bytes in a separate worker, and those shared with the other end of its weight edge.
 
-    Where a probe showed it both ways the difference is shared, otherwise the weights that it would hold.
+    If it was measured with and without the other end in its worker, the difference is shared; otherwise the weights'
+    bytes are.
     """
-    shown = measured.stages[stage]
-    both = [shown.resident[cell] - held for cell, held in shown.sharing.items() if cell in shown.resident]
+    of_stage = measured.stages[stage]
+    differences = [
+        of_stage.resident[cell] - held for cell, held in of_stage.sharing.items() if cell in of_stage.resident
+    ]
     sent = max((weights.bytes for ends, weights in measured.weights.items() if ends[0] == stage), default=0.0)
-    shared = max(0.0, statistics.median(both)) if both else sent if shown.sharing else 0.0
-    return {cell: held + shared for cell, held in shown.sharing.items()} | shown.resident, shared
+    shared = max(0.0, statistics.median(differences)) if differences else sent if of_stage.sharing else 0.0
+    return {cell: held + shared for cell, held in of_stage.sharing.items()} | of_stage.resident, shared
 
 
 def finish_quantiles(finishes: Sequence[Mapping[int, float]]) -> tuple[tuple[float, float], ...]:
     """Returns (share of the blocks, share of the call's time after which they are finished), ascending.
 
-    `finishes` has the seconds by block of each call; calls with most blocks count.
+    `finishes` has the seconds by block of each call; only calls with the largest number of blocks count.
     """
     most = max(map(len, finishes))
-    rows = [sorted(found.values()) for found in finishes if len(found) == most]
+    rows = [sorted(seconds.values()) for seconds in finishes if len(seconds) == most]
     return tuple(((k + 1) / most, statistics.mean(row[k] / row[-1] for row in rows)) for k in range(most))
 
 

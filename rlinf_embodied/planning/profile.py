@@ -1,4 +1,4 @@
-"""What the stages of a workflow cost on real devices: the data, its JSON form, and the checks of both.
+"""Profiles: measured seconds, bytes and memory of a workflow's stages, their JSON form, and its checks.
 
 One stage of a file (a loop's stage has s_per_chunk_step instead of s_per_call; a number stands for a constant table):
 
@@ -66,8 +66,8 @@ class StageProfile:
     resident_bytes: Floats
     working_bytes: Floats
     stays: bool = False  # it cannot be offloaded
-    shared_bytes: float = 0.0  # of them, those held once where a weight edge's other end is in its worker
-    offloaded_bytes: float = 0.0  # what stays on the device once offloaded
+    shared_bytes: float = 0.0  # part of resident_bytes that a worker with both ends of a weight edge holds once
+    offloaded_bytes: float = 0.0  # that stay on the device while it is offloaded
     offload_s: float = 0.0
     onload_s: float = 0.0
     cores_per_device: float = 0.0
@@ -141,7 +141,7 @@ class StageProfile:
 
 @dataclass(frozen=True, slots=True)
 class WeightProfile:
-    """What sending one version along a weight edge takes; the wire's time follows from the bytes."""
+    """The costs of sending one version along a weight edge; the transfer time follows from the bytes."""
 
     bytes: float
     export_s: float = 0.0
@@ -150,9 +150,9 @@ class WeightProfile:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The job that was measured: what a workflow is made of when only the profile is at hand."""
+    """The job that was measured; a workflow can be rebuilt from it without the config."""
 
-    workflow: str  # dotted path of the function that makes it
+    workflow: str  # dotted path of the function that builds it
     num_items: int
     items_per_block: int = 1
     chunk_steps: int = 1
@@ -175,12 +175,12 @@ class Profile:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def unmeasured_kinds(self, cluster: Cluster) -> list[str]:
-        """Returns the kinds of devices of a cluster on which no stage was measured, so that no plan can use them."""
+        """Returns the kinds of devices of a cluster on which no stage was measured; no plan can use them."""
         known = {self.device_kind, *itertools.chain.from_iterable(s.kind_factors for s in self.stages.values())}
         return sorted({group.kind for group in cluster.node_groups()} - known)
 
     def require(self, stages: Iterable[str], loop_stages: Sequence[str] = ()) -> None:
-        """Checks that every stage of a workflow was measured, in the way it is used.
+        """Checks that every stage of a workflow was measured, inside or outside a loop as the workflow uses it.
 
         Raises:
             ConfigError: a stage is missing, or a loop's stage was measured per call (or the other way round).
@@ -266,14 +266,14 @@ def _stage(name: str, data: object) -> StageProfile:
     timed = [key for key in times if key in body]
     if len(timed) != 1:
         raise ConfigError(f"{path} has {timed or 'no times'}, but it needs one of {', '.join(times)}: measure it again")
-    given = {"items_per_device": None, "devices": None, "resident_bytes": 0.0, "working_bytes": 0.0} | body
-    return StageProfile(name=name, seconds=given.pop(timed[0]), in_loop=timed[0] == times[1], **given)  # type: ignore
+    values = {"items_per_device": None, "devices": None, "resident_bytes": 0.0, "working_bytes": 0.0} | body
+    return StageProfile(name=name, seconds=values.pop(timed[0]), in_loop=timed[0] == times[1], **values)  # type: ignore
 
 
 def _ends(text: str) -> Ends:
     source, arrow, target = (part.strip() for part in str(text).partition("->"))
     if not (source and arrow and target):
-        raise ConfigError(f"the edge {text!r} has not the form 'source->target': correct it")
+        raise ConfigError(f"the edge {text!r} does not have the form 'source->target': correct it")
     return source, target
 
 
@@ -304,7 +304,7 @@ def _mapping(data: object, path: str, known: Sequence[str] = ()) -> Mapping[str,
 
 
 def _check(kind: str, value: Any, path: str) -> None:
-    """Checks a value by its declared type; types that are not plain are checked elsewhere."""
+    """Checks a value by its declared type if that is float, int, str or bool; others are checked elsewhere."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind == "float" and not (is_number and 0 <= value <= _LARGEST):
         _refuse(path, value, "a number that is finite and not negative")
@@ -331,14 +331,14 @@ def _refuse(path: str, value: object, rule: str) -> NoReturn:
 
 
 def workflow_for(profile: Profile) -> Workflow:
-    """Returns the graph that was measured, without configs: `workload.workflow` called with workload and stage names.
+    """Returns the measured workflow: the result of `workload.workflow`, called with the workload and the stage names.
 
     Raises:
-        ConfigError: the profile names no workload, or nothing that can be called so.
+        ConfigError: the profile names no workload, or `workload.workflow` names no such function.
     """
     work, where = profile.workload, f"profile {profile.name}: workload"
     if work is None:
-        raise ConfigError(f"{where} is missing, but a plan is made for one: use a profile that was measured for one")
+        raise ConfigError(f"{where} is missing, but a plan needs one: use a profile that holds a workload")
     workflow = load_plug_in(work.workflow, f"{where}.workflow", "work", "stages")(work, tuple(profile.stages))
     assert isinstance(workflow, Workflow), f"{work.workflow} makes a {type(workflow).__name__}"
     return workflow

@@ -1,13 +1,12 @@
-"""Finds a plan: an anytime search by random moves over lists of items, priced by the simulation alone.
+"""Searches plans: an anytime search by random moves over lists of items, priced by the simulation alone.
 
     1. start    everything on all devices, on one, and two groups of stages on any two parts of the cluster
     2. move     devices or blocks of some stages, the order, streaming and chunks, shards, who shares memory
     3. accept   a plan that is not slower; after many moves without a gain, continue from a changed good plan (a kick)
 
-Where stages do not fit into a device's memory together, some are made exclusive.  Large clusters and many blocks are
-searched in units of alike devices and of blocks (coarse.py), and the best plans then refined on the devices.  The
-search is deterministic: a number of moves ends it, or the time limit, which it reports.  What it keeps is the best plan
-of every kind and structure.
+If stages do not fit into a device's memory together, some are made exclusive.  Large problems are searched in units of
+identical devices and of blocks (coarse.py), and the best plans are then refined on the devices.  The search is
+deterministic unless the time limit ends it, which it reports.  It keeps the best plan of every kind and structure.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from rlinf_embodied.planning.pricing import Held, Pricer
 from rlinf_embodied.planning.simulate import Simulator
 
 Items = tuple[Item, ...]
-Score = tuple[float, float]  # seconds, inf where something does not fit; bytes that are missing
+Score = tuple[float, float]  # seconds, inf if the plan does not fit; bytes by which it does not
 State = tuple[Items, Pairs]
 PairSet = frozenset[tuple[str, str]]
 
 MOVES = 110_000  # times stages and devices
 MOST_MOVES, LEAST_MOVES = 12_000, 400
-MOST_PAIRS = 40  # of exclusive stages, each of which is tried to be dropped
+MOST_PAIRS = 40  # largest number of new exclusive pairs of which the unnecessary ones are dropped
 _IMPOSSIBLE: Score = (math.inf, math.inf)
 
 
@@ -40,7 +39,7 @@ class Search:
     def __init__(self, pricer: Pricer, staleness: int = 0, seed: int = 0) -> None:
         self.pricer, self.work, self.cluster = pricer, pricer.workflow, pricer.cluster
         self.staleness, self.draw = staleness, random.Random(seed)
-        self.kind: Kind | None = None  # that the search keeps to
+        self.kind: Kind | None = None  # the kind to which the search is restricted
         self.simulator = Simulator(pricer)
         self.stages, self.num_blocks = list(self.work.stages), self.work.num_blocks
         devices = range(self.cluster.num_devices)
@@ -60,7 +59,7 @@ class Search:
 
     # --------------------------------------------------------------------------------------------------------- price
     def score(self, state: State, limit: float = math.inf) -> Score:
-        """Returns the price of a plan; (limit, 0) at least of one whose devices have more work than that."""
+        """Returns the price of a plan; for one slower than `limit` only a lower bound above it."""
         plan = Plan("", self.cluster.num_devices, state[0], state[1], self.staleness)
         if self.kind is not None and plan.kind(self.work) is not self.kind:
             return _IMPOSSIBLE
@@ -69,18 +68,18 @@ class Search:
         memory = self.pricer.memory_bytes
         lacking = sum(max(0.0, needs - memory[device]) for device, needs in self.pricer.memory(plan).items())
         if lacking:
-            found = (math.inf, lacking)
+            score = (math.inf, lacking)
         elif (bound := max(self._total_s(state[0]).values()) * (1 - 1e-9)) > limit:
             return (bound, 0.0)
         else:
-            found = (self.simulator.run(plan, limit_s=limit).iteration_s, 0.0)
-            if found[0] > limit:
-                return found
-        self.scores[state] = found
+            score = (self.simulator.run(plan, limit_s=limit).iteration_s, 0.0)
+            if score[0] > limit:
+                return score
+        self.scores[state] = score
         key = plan.kind(self.work), structure(plan)
-        if key not in self.best or found < self.best[key][0]:
-            self.best[key] = found, plan
-        return found
+        if key not in self.best or score < self.best[key][0]:
+            self.best[key] = score, plan
+        return score
 
     def _total_s(self, items: Items) -> dict[int, float]:
         total: dict[int, float] = {}
@@ -91,39 +90,39 @@ class Search:
 
     def _busy_s(self, item: Item) -> dict[int, float]:
         if item not in self._busy:
-            found: dict[int, float] = {}
+            busy_s: dict[int, float] = {}
             loop = self.work.loop_of(item.places[0].stage)
             for place, layout in self.pricer.layouts.of_item(item):
-                if self.pricer.profile.stages[place.stage].finish_quantiles:  # begins them all at once
+                if self.pricer.profile.stages[place.stage].finish_quantiles:  # it begins all its blocks at once
                     layout = self.pricer.layouts.of(place, 1, shards=loop is not None)
                 times = loop.chunk_steps if loop else 1
                 for device, seconds in zip(layout.devices, self.simulator.lengths(place.stage, layout), strict=True):
-                    found[device] = found.get(device, 0.0) + times * seconds
-            self._busy[item] = found
+                    busy_s[device] = busy_s.get(device, 0.0) + times * seconds
+            self._busy[item] = busy_s
         return self._busy[item]
 
     # --------------------------------------------------------------------------------------------------------- memory
     def resident(self, items: Items, exclusive: Pairs = (), shuffled: bool = False) -> State:
-        """Returns the items with more pairs of stages exclusive, until all devices have enough memory.
+        """Returns the items with enough exclusive pairs of stages for the memory of all devices.
 
-        First no stage stays in a full device while another one works; then each pair that is not needed is dropped,
-        those whose switches take longest first, or in any order.
+        First, all stages of different items on a full device become exclusive.  Then each unnecessary pair is dropped,
+        those with the slowest switches first, or in random order if `shuffled`.
         """
         ahead = self.pricer.ahead_bytes(Plan("", self.cluster.num_devices, items, exclusive, self.staleness))
         room, pairs = self.pricer.memory_bytes, frozenset(exclusive)
-        alike = frozenset((on, room[device] - ahead.get(device, 0.0)) for device, on in self.pricer.held(items).items())
-        if self._fit(alike, pairs):
+        loads = frozenset((on, room[device] - ahead.get(device, 0.0)) for device, on in self.pricer.held(items).items())
+        if self._fit(loads, pairs):
             return items, exclusive
-        if shuffled or (alike, pairs) not in self._separated:
-            self._separated[alike, pairs] = self._separate(alike, pairs, shuffled)
-        return items, tuple(sorted(self._separated[alike, pairs]))
+        if shuffled or (loads, pairs) not in self._separated:
+            self._separated[loads, pairs] = self._separate(loads, pairs, shuffled)
+        return items, tuple(sorted(self._separated[loads, pairs]))
 
-    def _fit(self, alike: Iterable[tuple[Held, float]], pairs: PairSet) -> bool:
-        return all(self.pricer.peak(on, pairs) <= limit for on, limit in alike)
+    def _fit(self, loads: Iterable[tuple[Held, float]], pairs: PairSet) -> bool:
+        return all(self.pricer.peak(on, pairs) <= limit for on, limit in loads)
 
-    def _separate(self, alike: Iterable[tuple[Held, float]], before: PairSet, shuffled: bool) -> PairSet:
+    def _separate(self, loads: Iterable[tuple[Held, float]], before: PairSet, shuffled: bool) -> PairSet:
         known, pairs = self.pricer.profile.stages, before
-        for on, limit in alike:
+        for on, limit in loads:
             if self.pricer.peak(on, pairs) > limit:
                 stages = [[stage for stage, _ in entries if not known[stage].stays] for entries in on]
                 choices = (pair for a, b in itertools.combinations(stages, 2) for pair in itertools.product(a, b))
@@ -133,7 +132,7 @@ class Search:
         if shuffled:
             self.draw.shuffle(new)
         for pair in new if len(new) <= MOST_PAIRS else ():
-            if self._fit(alike, pairs - {pair}):
+            if self._fit(loads, pairs - {pair}):
                 pairs -= {pair}
         return pairs
 
@@ -166,13 +165,13 @@ class Search:
         return self.resident(self._streaming(items, 0, len(items), chunks) or items)
 
     def _fitting(self, place: Place, size: int = 0) -> Place:
-        """Returns a place without devices that cannot run its stage, or would get no blocks."""
+        """Returns the place without devices that cannot run its stage or would get no blocks."""
         allowed = [d for d in place.devices if d in self.allowed[place.stage]] or self.allowed[place.stage]
         most = self.work.most_devices(place.stage, size or self.num_blocks)
         return replace(place, devices=tuple(allowed[:most]), blocks=())
 
     def _streaming(self, items: Items, first: int, last: int, chunks: int) -> Items | None:
-        """Returns the items with the longest run of stages that may stream, within a range, as one in chunks."""
+        """Returns the items with the first streamable run of items within a range merged into one item of `chunks`."""
         if chunks == 1:
             return None
         run: list[Item] = []
@@ -197,7 +196,7 @@ class Search:
         return self._streams[stages]
 
     def _chunked(self, place: Place, chunks: int) -> Place:
-        """Returns a place that suits chunks: with fewer devices, or blocks as even as possible, where need be."""
+        """Returns the place if it suits the chunks; otherwise one with fewer devices, or with even blocks."""
         if self._suits(place, chunks):
             return place
         return self._fitting(place, self.num_blocks // chunks)
@@ -213,61 +212,62 @@ class Search:
 
     # ---------------------------------------------------------------------------------------------------------- moves
     def moved(self, state: State) -> State | None:
-        """Returns a plan next to another one, None where the chosen move is none."""
+        """Returns a neighbour of a plan, or None if the drawn move is impossible."""
         items, pairs = state
         kind = self.draw.random()
         if kind >= 0.92 and pairs:
             return self.resident(items, shuffled=True)
-        made = next(move for limit, move in self._moves if kind < limit)(items)
-        # with as many pairs as they need: the present ones, or others
-        return None if made is None else self.resident(made, pairs if self.draw.random() < 0.6 else ())
+        new = next(move for limit, move in self._moves if kind < limit)(items)
+        # with the exclusive pairs that they need, in addition to the present ones or from scratch
+        return None if new is None else self.resident(new, pairs if self.draw.random() < 0.6 else ())
 
     def _some(self, items: Items) -> list[Place]:
         places = [place for item in items for place in item.places]
         chosen = self.draw.choice(places)
-        how = self.draw.random()
-        if how < 0.55:
+        way = self.draw.random()
+        if way < 0.55:
             return [chosen]
-        if how < 0.75:
+        if way < 0.75:
             loop = self.work.loop_of(chosen.stage)
             return [place for place in places if loop and place.stage in loop.sides] or [chosen]
         alike = [place for place in places if place.devices == chosen.devices]
-        return alike if how < 0.85 else self.draw.sample(alike, self.draw.randint(1, len(alike)))
+        return alike if way < 0.85 else self.draw.sample(alike, self.draw.randint(1, len(alike)))
 
     def _replaced(self, items: Items, places: Sequence[Place]) -> Items | None:
         new = {place.stage: place for place in places}
-        found = []
+        replaced = []
         for item in items:
             changed = tuple(new.get(place.stage, place) for place in item.places)
             if changed != item.places:
                 if not all(p.devices and self._suits(p, item.chunks) for p in changed):
                     return None
                 item = replace(item, places=changed)
-            found.append(item)
-        return tuple(found)
+            replaced.append(item)
+        return tuple(replaced)
 
     def _move_devices(self, items: Items) -> Items | None:
-        some, how, draw = self._some(items), self.draw.random(), self.draw
-        everywhere, own = set(range(self.cluster.num_devices)), set(some[0].devices)
-        others = [place for item in items for place in item.places]
-        over: list[Place] = []  # those of which a device goes over to these stages
-        if how < 0.25:
-            new = own ^ {draw.randrange(len(everywhere))}
-        elif how < 0.35:
-            devices = draw.choice(others).devices
-            one = draw.choice(devices)
-            over = [replace(p, devices=tuple(d for d in devices if d != one)) for p in others if p.devices == devices]
-            new = own | {one}
-        elif how < 0.5 and own != everywhere:
-            new = own ^ {draw.choice(sorted(own)), draw.choice(sorted(everywhere - own))}
-        elif how < 0.75:
-            other = draw.choice(others)
+        some, way, draw = self._some(items), self.draw.random(), self.draw
+        everywhere, present = set(range(self.cluster.num_devices)), set(some[0].devices)
+        places = [place for item in items for place in item.places]
+        donors: list[Place] = []  # the places that give a device to these stages
+        if way < 0.25:
+            new = present ^ {draw.randrange(len(everywhere))}
+        elif way < 0.35:
+            devices = draw.choice(places).devices
+            moved = draw.choice(devices)
+            rest = tuple(device for device in devices if device != moved)
+            donors = [replace(place, devices=rest) for place in places if place.devices == devices]
+            new = present | {moved}
+        elif way < 0.5 and present != everywhere:
+            new = present ^ {draw.choice(sorted(present)), draw.choice(sorted(everywhere - present))}
+        elif way < 0.75:
+            other = draw.choice(places)
             new = set(other.devices) if draw.random() < 0.5 else everywhere - set(other.devices)
-        elif how < 0.85:
+        elif way < 0.85:
             new = everywhere
         else:
             new = set(draw.sample(sorted(everywhere), draw.randint(1, len(everywhere))))
-        chosen = [replace(place, blocks=()) for place in over]
+        chosen = [replace(place, blocks=()) for place in donors]
         for place in some:
             devices = tuple(sorted(new & set(self.allowed[place.stage])))
             most = self.work.most_devices(place.stage)
@@ -277,7 +277,7 @@ class Search:
         return self._replaced(items, chosen)
 
     def _move_blocks(self, items: Items) -> Items | None:
-        """Moves blocks from some device to another one, often from a busy one to an idle one."""
+        """Moves blocks between two devices, often from the busiest to the least busy one."""
         draw = self.draw
         some = [place for place in self._some(items) if len(place.devices) > 1]
         if not some:
@@ -311,8 +311,8 @@ class Search:
     def _move_shards(self, items: Items) -> Items | None:
         loop = self.draw.choice(list(self.work.loops.values()))
         shards = self.draw.choice(loop.shards)
-        found = tuple(replace(item, shards=shards) if loop.opener in item.stages else item for item in items)
-        return found if shards <= self.num_blocks and found != items else None
+        changed = tuple(replace(item, shards=shards) if loop.opener in item.stages else item for item in items)
+        return changed if shards <= self.num_blocks and changed != items else None
 
     def _move_order(self, items: Items) -> Items | None:
         if len(items) < 2:
@@ -324,13 +324,13 @@ class Search:
         return (*items[:at], second, first, *items[at + 2 :])
 
     def _move_chunks(self, items: Items) -> Items | None:
-        """Cuts a streaming item, changes its chunks, moves a stage into or out of it, or makes one."""
+        """Splits a streaming item, changes its chunks, or merges neighbouring items into a streaming one."""
         draw = self.draw
         if not self.chunks:
             return None
         at = draw.randrange(len(items))
-        item, how = items[at], draw.random()
-        if item.chunks > 1 and how < 0.5:
+        item, way = items[at], draw.random()
+        if item.chunks > 1 and way < 0.5:
             chunks = draw.choice(self.chunks)
             if not self._may_stream(item.stages):
                 return None
@@ -341,8 +341,8 @@ class Search:
             parts = item.places[: cut + 1], item.places[cut + 1 :]
             if draw.random() < 0.4:
                 parts = tuple((place,) for place in item.places)
-            made = [Item(part, item.chunks if len(part) > 1 else 1) for part in parts if part]
-            return (*items[:at], *made, *items[at + 1 :])
+            split = [Item(part, item.chunks if len(part) > 1 else 1) for part in parts if part]
+            return (*items[:at], *split, *items[at + 1 :])
         last = min(len(items), at + draw.choice((2, 2, 3, 4)))
         parts = [place for neighbour in items[at:last] for place in neighbour.places]
         chunks = max((neighbour.chunks for neighbour in items[at:last]), default=1)
@@ -355,10 +355,10 @@ class Search:
     def run(
         self, until: float = math.inf, kind: Kind | None = None, budget: float = 1.0, starts: Sequence[State] = ()
     ) -> bool:
-        """Searches until a number of moves or a time (of time.monotonic()); returns whether the time ended it.
+        """Searches for a number of moves, or until a time (of time.monotonic()); returns whether the time ended it.
 
-        With a `kind` it keeps to that, starting from the best ones of it so far; `budget` is the share of the moves.
-        Good plans to start from need fewer of them.
+        With a `kind` the search is restricted to plans of it, starting from the best ones so far.  `budget` is the
+        fraction of the moves; given `starts`, there is no minimum number of them.
         """
         self.kind = kind
         more = [(plan.items, plan.exclusive) for (k, _), (_, plan) in self.best.items() if k is kind]
@@ -396,7 +396,7 @@ class Search:
 
 
 def structure(plan: Plan) -> tuple:
-    """Returns what plans have in common that differ in devices and numbers only."""
+    """Returns a key that is equal for plans which differ only in devices and numbers."""
     alike = [item.places[0].devices == item.places[-1].devices for item in plan.items]
     items = tuple((item.stages, item.chunks > 1, same) for item, same in zip(plan.items, alike, strict=True))
     return items, bool(plan.exclusive), plan.staleness

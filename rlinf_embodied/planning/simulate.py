@@ -1,19 +1,19 @@
-"""What a plan takes, call by call: the price of plans, for the search, for reports and for predictions.
+"""Simulates plans call by call: the price of plans, for the search, for reports and for predictions.
 
-The calls of a plan's schedule are gone through in the order in which the executor submits them.  A worker processes its
-calls in that order, so that one pass suffices:
+The simulation visits the calls of a plan's schedule in the order in which the executor submits them.  A worker
+processes its calls in that order, so one pass suffices:
 
-    start    of a call: when the driver has submitted it, its device has finished the calls before it, and the data of
-             its blocks has arrived
-    arrival  each device sends, and each receives, one block after the other; what stays in its worker is there at once
-    switch   before a call, where a stage is in the device's memory that may not be there together with the called one
-    loop     the same, chunk-step by chunk-step and shard by shard; one call per worker where both sides share workers
-    weights  at the end, from one worker of the source to all of the target's that do not host both
+    start    a call starts once the driver has submitted it, its device has finished earlier calls, and its inputs have
+             arrived
+    arrival  each device sends and receives one block after the other; data within a worker arrives at once
+    switch   before a call, stages that exclude the called one are offloaded, and it is onloaded
+    loop     the same, chunk-step by chunk-step and shard by shard; one call per worker if both sides share workers
+    weights  at the end, from one worker of the source to all workers of the target that do not host both
 
-Time starts at 0, when the iteration before has ended, in the state that it has left; of plans with a staleness several
-iterations are gone through, see ahead.py.
+Time starts at 0, when the previous iteration has ended, with the stages offloaded that it left so.  For plans with a
+staleness several iterations are simulated (ahead.py).
 
-tests/tools/test_emulation.py compares this with the real executor, with stages that only keep time.
+tests/tools/test_emulation.py compares this with the real executor, with stages that only sleep.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from rlinf_embodied.planning.profile import WeightProfile
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Loop, WeightEdge
 
-_SPREAD = 1e-4  # of a loop's step: clocks that differ by no more in their steps stay as they are
+_SPREAD = 1e-4  # clocks whose steps differ by less, as a fraction of a step, are taken to advance equally
 
 
 class Simulator:
-    """Simulates plans of one workflow, profile and cluster; what many plans have in common is computed once."""
+    """Simulates plans of one workflow, profile and cluster; times that many plans share are cached."""
 
     def __init__(self, pricer: Pricer) -> None:
         self.pricer, profile = pricer, pricer.profile
@@ -50,10 +50,9 @@ class Simulator:
         self._links: dict[tuple[Layout, Layout, str], list[Parts]] = {}
 
     def run(self, plan: Plan, traced: bool = False, limit_s: float = math.inf) -> Simulation:
-        """Returns what happens in one iteration of a plan; it takes inf seconds where a stage cannot run.
+        """Returns the simulation of one iteration of a plan; it takes inf seconds if a stage cannot run.
 
-        Of a plan that takes longer than `limit_s` the rest may be left out: its seconds are then too few, but more than
-        the limit.
+        A simulation may stop early once it exceeds `limit_s`: its seconds are then a lower bound above the limit.
         """
         runs_on = self.pricer.runs_on
         if not all(runs_on(p.stage, device) for item in plan.items for p in item.places for device in p.devices):
@@ -70,7 +69,7 @@ class Simulator:
         return clocks.simulation(max(clocks.free_s))
 
     def _switched_out(self, plan: Plan) -> set[tuple[str, int]]:
-        """Returns what is switched out at the end of an iteration, and so at the start of the next one."""
+        """Returns the (stage, device) pairs that are offloaded between iterations."""
         clocks = self.clocks(plan)
         for item in plan.items:
             hosts = sorted({host for stage in item.stages for host in clocks.layouts[stage].hosts})
@@ -81,13 +80,13 @@ class Simulator:
 
     # ----------------------------------------------------------------------------------------------------- submission
     def clocks(self, plan: Plan, offloaded: Iterable[tuple[str, int]] = (), spans: list[Span] | None = None) -> Clocks:
-        """Returns clocks at 0, with the calls that each stage will come in."""
+        """Returns clocks at 0, with the layout of each stage's calls."""
         layouts = {p.stage: calls for item in plan.items for p, calls in self.pricer.layouts.of_item(item)}
         exclusive = plan.excluded() if plan.exclusive else {}
         return Clocks([0.0] * plan.num_devices, layouts, set(offloaded), exclusive, self.pricer.submit_s, spans)
 
     def submit(self, step: Step, clocks: Clocks) -> None:
-        """Goes through a step of an iteration, whose calls end when `clocks.ends` says then."""
+        """Simulates a step of an iteration; afterwards `clocks.ends` holds the ends of its calls."""
         loop = self.work.loop_of(step.stages[0])
         if loop is None:
             return self._leaf(step, clocks)
@@ -100,7 +99,7 @@ class Simulator:
         return _Stepwise(self, loop, clocks).run(hosts)
 
     def send_weights(self, clocks: Clocks) -> float:
-        """Goes through the weight edges and returns when all weights are in place, 0 where none have to be sent."""
+        """Simulates the weight edges; returns the time at which all weights are installed, 0 if none are sent."""
         return max((self._weights(edge, clocks) for edge in self.work.weight_edges), default=0.0)
 
     # ------------------------------------------------------------------------------------------------ facts of calls
@@ -113,9 +112,9 @@ class Simulator:
         return known
 
     def streamed(self, stage: str, layout: Layout) -> list[float]:
-        """Returns the same of a stage in chunks.
+        """Returns the seconds of each call of a stage in chunks.
 
-        One with long tails begins all blocks of a device at once: a call takes until its blocks are finished as well.
+        A stage with long tails begins all blocks of a device at once; each call lasts until its blocks are finished.
         """
         measured = self.pricer.profile.stages[stage]
         if not measured.finish_quantiles:
@@ -124,26 +123,26 @@ class Simulator:
             owned, done = dict.fromkeys(layout.hosts, 0), dict.fromkeys(layout.hosts, 0)
             for size, device in zip(layout.sizes, layout.devices, strict=True):
                 owned[device] += size
-            found = []
+            lengths = []
             for size, device in zip(layout.sizes, layout.devices, strict=True):
                 share = measured.finish_share(done[device] / owned[device], (done[device] + size) / owned[device])
-                found.append(self.pricer.seconds(stage, owned[device], len(layout.hosts), device) * share)
+                lengths.append(self.pricer.seconds(stage, owned[device], len(layout.hosts), device) * share)
                 done[device] += size
-            self._streamed[layout] = found
+            self._streamed[layout] = lengths
         return self._streamed[layout]
 
     def _parts(self, source: Layout, target: Layout, ends: tuple[str, str]) -> list[Parts]:
-        """Returns what each call of a target waits for of a source's calls."""
+        """Returns the inputs of each call of a target from a source's calls."""
         key = (source, target, ends[0])
         if key not in self._links:
             size = self.pricer.edge_bytes(*ends) * self.work.items_per_block
             latency_s = self.pricer.cluster.links.latency_s
             self._links[key] = []
-            for device, makers in zip(target.devices, links(source, target), strict=True):
+            for device, inputs in zip(target.devices, links(source, target), strict=True):
                 parts = []
-                for call, (blocks, place) in makers.items():
-                    maker = source.devices[call]
-                    wire = 0.0 if maker == device or not size else size / self.pricer.rate(maker, device)
+                for call, (blocks, place) in inputs.items():
+                    sender = source.devices[call]
+                    wire = 0.0 if sender == device or not size else size / self.pricer.rate(sender, device)
                     parts.append((call, place * wire + latency_s, blocks * wire) if wire else (call, 0.0, 0.0))
                 self._links[key].append(tuple(parts))
         return self._links[key]
@@ -162,8 +161,8 @@ class Simulator:
             max(free[devices[c]], clocks.submit(), arrival([(e, p[c]) for e, p in waits]) if waits else 0.0)
             for c in calls
         ]
-        own = self.streamed(stage, layout) if step.num_chunks > 1 else self.lengths(stage, layout)
-        lengths = [own[c] for c in calls]
+        of_calls = self.streamed(stage, layout) if step.num_chunks > 1 else self.lengths(stage, layout)
+        lengths = [of_calls[c] for c in calls]
         if self.work.stages[stage].collective:
             begins, lengths = [max(begins)] * len(begins), [max(lengths)] * len(lengths)
         ends = clocks.ends[stage]
@@ -189,7 +188,7 @@ class Simulator:
 
     # --------------------------------------------------------------------------------------------- switches, weights
     def _enter(self, stages: Sequence[str], hosts: Iterable[int], clocks: Clocks) -> None:
-        """Brings stages into memory after those that exclude them have left; see runtime/host.py."""
+        """Onloads stages after offloading those that exclude them; see runtime/host.py."""
         known, exclusive = self.pricer.profile.stages, clocks.exclusive
         if not any(exclusive.get(stage) for stage in stages):
             return
@@ -207,7 +206,7 @@ class Simulator:
                     clocks.busy("switches", device, clocks.free_s[device], known[stage].onload_s)
 
     def _weights(self, edge: WeightEdge, clocks: Clocks) -> float:
-        """Sends weights to who does not share a worker with their source, and returns when the last one has them."""
+        """Simulates sending weights to workers without their source; returns the time of the last installation."""
         source, target = edge.source, edge.target
         sender, *others = clocks.layouts[source].hosts
         sharing = () if edge.changes else (sender, *others)
@@ -229,7 +228,7 @@ class Simulator:
 
 
 class _Stepwise:
-    """A loop as a call per chunk-step, shard and worker."""
+    """Simulates a loop as one call per chunk-step, shard and worker."""
 
     def __init__(self, simulator: Simulator, loop: Loop, clocks: Clocks) -> None:
         self._loop, self._clocks, self._pricer = loop, clocks, simulator.pricer
@@ -240,13 +239,13 @@ class _Stepwise:
         opener, answerer = (self._layouts[side] for side in loop.sides)
         calls = zip(opener.call_of, answerer.call_of, strict=True)
         answers = {(opener.devices[a], answerer.devices[b]) for a, b in calls}
-        # whether the answerer's workers call the opener's, and the driver each of the former once
+        # whether each of the answerer's workers relays to its openers, so that the driver calls it only once
         self._relays = len(answers) == len(opener.hosts) and not set(opener.hosts) & set(answerer.hosts)
 
     def run(self, hosts: Sequence[int]) -> None:
-        """Goes through the steps; once two in a row add the same to every clock, the rest is added at once.
+        """Simulates the steps; once two in a row add the same to every clock, the remaining ones are added at once.
 
-        All clocks have to be in step for that: one that gained on another one would overtake it some time.
+        This requires that all clocks advance equally: a faster one would overtake another one at some time.
         """
         loop, clocks = self._loop, self._clocks
         if self._relays:
@@ -260,13 +259,13 @@ class _Stepwise:
                     self._exchange(me, other, shard, self._lengths[me], step)
             now = self._times(hosts)
             added = [b - a for a, b in zip(before, now, strict=True)]
-            left, per_step, same = loop.chunk_steps - step - 1, clocks.driver_s - driver_s, 1e-12 * max(now)
+            remaining, per_step, same = loop.chunk_steps - step - 1, clocks.driver_s - driver_s, 1e-12 * max(now)
             repeats = bool(last) and all(abs(a - b) <= same for a, b in zip(last, added, strict=True))
             in_step = max(added) - min(added) <= _SPREAD * min(added) and per_step <= min(added)
-            if left and repeats and in_step and clocks.spans is None:
-                self._skip(left, hosts, added)
-                clocks.submitted += left * (clocks.submitted - submitted)
-                clocks.driver_s += left * per_step
+            if remaining and repeats and in_step and clocks.spans is None:
+                self._skip(remaining, hosts, added)
+                clocks.submitted += remaining * (clocks.submitted - submitted)
+                clocks.driver_s += remaining * per_step
                 break
             last, before = added, now
         self._close()
@@ -279,14 +278,14 @@ class _Stepwise:
         clocks, seconds = self._clocks, iter(added)
         for device in hosts:
             clocks.free_s[device] += steps * next(seconds)
-        for side, own in self._layouts.items():
+        for side, layout in self._layouts.items():
             ends = clocks.ends[side]
-            for call, device in enumerate(own.devices):
+            for call, device in enumerate(layout.devices):
                 ends[call] += steps * next(seconds)
                 clocks.calls_s[side, device] += steps * self._lengths[side][call]
 
     def _close(self) -> None:
-        """All are shown what there is last, and the answerer values it."""
+        """Simulates the last call of the answerer, which values the final observations, and the opener's close."""
         loop, clocks = self._loop, self._clocks
         fraction = self._pricer.profile.stages[loop.answerer].bootstrap_fraction
         valued = [seconds * fraction for seconds in self._lengths[loop.answerer]]
@@ -299,21 +298,21 @@ class _Stepwise:
                 clocks.ends[loop.opener][call] = clocks.free_s[opener.devices[call]]
 
     def _exchange(self, stage: str, other: str, shard: int, lengths: Sequence[float], step: int) -> None:
-        """One call of a side for a shard, on all workers that hold blocks of it, with messages of the other side."""
+        """Simulates the calls of one side for a shard, with messages of the other side as inputs."""
         clocks, layout = self._clocks, self._layouts[stage]
-        ends, parts, own = clocks.ends[other], self._parts[stage], clocks.ends[stage]
+        inputs, parts, ends = clocks.ends[other], self._parts[stage], clocks.ends[stage]
         for call in layout.groups[shard]:
             needs, device = parts[call], layout.devices[call]
             if len(needs) == 1:  # by far the most
                 ((source, delay, wire),) = needs
-                begin = ends[source] + delay + wire
+                begin = inputs[source] + delay + wire
             else:
-                begin = arrival([(ends, needs)])
+                begin = arrival([(inputs, needs)])
             if not self._relays:
                 begin = max(begin, clocks.submit())
-            own[call] = clocks.work(stage, device, begin, lengths[call], step)
+            ends[call] = clocks.work(stage, device, begin, lengths[call], step)
 
 
 def simulate(plan: Plan, pricer: Pricer, traced: bool = False) -> Simulation:
-    """Returns what happens in one iteration of a plan, with a span for every call if `traced`."""
+    """Returns the simulation of one iteration of a plan, with a span for every call if `traced`."""
     return Simulator(pricer).run(plan, traced)

@@ -94,7 +94,7 @@ def test_what_is_placed_otherwise_is_refused() -> None:
         resolve("own", trees([1], [0], [1]), places, workflow)
     assert resolve("own", trees([1, 2], [0], [0]), places, workflow).places()["env"].devices == (1, 2)
     own = [{"cores": True, **trees("cores", "all", "all")[0]}]
-    with pytest.raises(PlanError, match="is for cores beside accelerators: set cluster"):
+    with pytest.raises(PlanError, match="needs CPU cores next to accelerators: set cluster"):
         resolve("own", own, replace(places, groups=(), num_devices=1), workflow)
 
 

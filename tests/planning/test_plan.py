@@ -102,7 +102,7 @@ TOO_FEW = Workflow("w", 4, {n: StageSpec(n, "x", None, whole=True) for n in "a"}
         (WORK, "env+policy on 0 > actor on 0 in 3 chunks", ["do not divide by it"]),
         (WORK, "env+policy on 0 > actor on 1:1/2", ["has the devices '1:1/2'"]),
         (WORK, "env+policy on some > actor on 0", ["they are `all`, `cores`, a range like"]),
-        (WORK, "env+policy > actor on 0", ["it reads like 'env on 0"]),
+        (WORK, "env+policy > actor on 0", ["it must read like 'env on 0"]),
         (WORK, "env+policy on 0 > actor on 0; exclusive env / policy", ["alternate on the same devices"]),
         (WORK, "env+policy on 0 > actor on 0; exclusive env / judge", ["env and judge exclusive, but its stages are"]),
         (WORK, "env+policy on 0 > actor on 0; staleness 99", ["whole number of iterations, 0"]),
