@@ -30,7 +30,7 @@ from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.actor_stage import LanguageLearner
 from rlinf_embodied.reasoning.batch import all_log_probs, dynamic_batches
 from rlinf_embodied.reasoning.policy_folder import StageConfig
-from rlinf_embodied.reasoning.tool_calls import Tool, tool_of
+from rlinf_embodied.reasoning.tool_calls import Tool, ToolCalls
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
@@ -139,11 +139,14 @@ class FineTuningStage(LanguageLearner):
         require(worked or not trains, f"{settings.section}.chain_of_thought_share", share, rule, action)
         numbers, template = np.arange(block * size, (block + 1) * size), PromptTemplate.of(config.data)
         drawn = uniform(config.run.seed, "worked" if trains else "worked/held out", numbers).tolist()
-        called, tool = share + settings.tool_share, tool_of(config.tool)
+        called, tool = share + settings.tool_share, ToolCalls.of(config.tool) if wanted else None
         most, found = settings.tokens_per_microbatch, list[Example]()
         for problem, number in zip(problems, drawn, strict=True):
             text = template.completion(problem, number < called)
-            parts = [(text, False)] if tool is None or not share <= number < called else with_calls(tool, problem, text)
+            if tool is None or not share <= number < called:
+                parts = [(text, False)]
+            else:
+                parts = with_calls(tool.call, problem, text)
             chat, row, mask = policy.codec.chat(template.prompt(problem), problem.history), list[int](), list[bool]()
             prompt = policy.codec.encode_chat(chat)
             for part, said in parts:
@@ -156,6 +159,8 @@ class FineTuningStage(LanguageLearner):
                 row, mask = [*row, *(tokens or [])], [*mask, *[said] * len(tokens or [])]
             if len(prompt) + len(row) <= most:
                 found.append((prompt, row, mask))
+        if tool is not None:
+            tool.close()
         rule = f"each of {NUM_BLOCKS} blocks gives half of it, and one has {len(found)} examples of up to {most} tokens"
         enough = len(found) >= settings.batch_size // NUM_BLOCKS or not trains
         require(enough, f"{settings.section}.batch_size", settings.batch_size, rule, "use a smaller one")

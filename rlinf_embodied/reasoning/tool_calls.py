@@ -92,6 +92,14 @@ class ToolCalls:
                 raise found
             return found
 
+    def call(self, text: str, problem: Problem) -> str | None:
+        """Returns the tool's answer; raises as `next_answer` does."""
+        answers: Answers = queue.SimpleQueue()
+        self.ask(answers, None, text, problem)
+        answer = self.next_answer(answers, wait=True)
+        assert answer is not None
+        return answer[1]
+
     def close(self) -> None:
         """Ends the threads behind the calls that they make; one that hangs ends with the process."""
         for _ in self._threads:

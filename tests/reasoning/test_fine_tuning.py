@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from runs import cluster, learned, metric_rows, train
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.generated import GeneratedProblems
-from rlinf_embodied.data.problems import Split
+from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning.fine_tuning import (
@@ -93,6 +94,16 @@ def made(monkeypatch, cache: Path, config: MathConfig, devices: int = 1) -> tupl
         config, SerialSession(), cluster(devices), lambda _, done, of, __: shown.append((done, of))
     )
     return weights_sha256(CausalLM.load(folder).module.state_dict()), shown
+
+
+def stuck(text: str, problem: Problem) -> str | None:
+    time.sleep(60)
+
+
+def test_a_tool_that_hangs_while_examples_are_made_is_named(monkeypatch, tmp_path) -> None:
+    words = ("tool.timeout_s=0.5", "warm_start.tool_share=0.4", "data.level=chain1-2")
+    with pytest.raises(ConfigError, match=r"tool.timeout_s is 0.5, but .*\.stuck, asked "):
+        made(monkeypatch, tmp_path, few(f"tool._target_={__name__}.stuck", *words))
 
 
 def test_the_number_of_devices_changes_no_bit_and_a_cached_model_is_not_made_again(monkeypatch, tmp_path) -> None:
