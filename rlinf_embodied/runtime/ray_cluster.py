@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
+import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.node import Node
@@ -41,6 +42,7 @@ from rlinf_embodied.telemetry.run_folder import library_versions
 
 _LOG = logging.getLogger(__name__)
 _START_ATTEMPTS, _SLOW_START = 3, "timed out during startup"
+_NO_MEMORY = "available for tasks and actors"  # in the error of a Ray that has too little memory
 _KNOCK_S = 5.0
 # of Ray, which has no option to leave them out: half of the time of its start; another Ray may lack the names
 _UNUSED = ("start_api_server", "start_log_monitor", "start_monitor")
@@ -126,6 +128,10 @@ def _start(object_store_bytes: int | None) -> None:
                 )
         except Exception as error:  # Ray has no class for it
             ray.shutdown()
+            if _NO_MEMORY in str(error):
+                free = psutil.virtual_memory().available / 1e9
+                action = "end other programs, or run in one process: cluster=serial plan=collocated"
+                raise ConfigError(f"Ray cannot start with {free:.1f} GB of free memory: {action}") from error
             if _SLOW_START not in str(error) or attempt + 1 == _START_ATTEMPTS:
                 raise
             _LOG.warning("Ray did not start within its 30 s, as it happens on busy machines: trying again")

@@ -15,6 +15,7 @@ import pytest
 from rlinf_embodied.cluster.hardware import Cluster, with_cores
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.runtime import ray_cluster
 from rlinf_embodied.runtime import session as sessions
 from rlinf_embodied.runtime.ray_cluster import join
 
@@ -25,6 +26,17 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch) -> N
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(ConfigError, match=r"cluster.address is '127.0.0.1:9', but nothing answers there .*ray start"):
         join("127.0.0.1:9")
+
+
+def test_a_machine_without_free_memory_for_ray_is_refused(monkeypatch) -> None:
+    def init(**options: object) -> None:
+        raise ValueError("the amount of memory on this node available for tasks and actors (-0.42 GB) is less than -1%")
+
+    monkeypatch.setattr(ray_cluster, "_init", init)
+    monkeypatch.setattr(ray_cluster.ray, "shutdown", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match=r"Ray cannot start with [\d.]+ GB of free memory: .* cluster=serial"):
+        ray_cluster._start(None)
 
 
 @pytest.mark.parametrize("address", ["head", "head:", ":6379"])
