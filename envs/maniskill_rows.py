@@ -1,4 +1,4 @@
-"""Which simulator runs the rows of a ManiSkill task, and with which arguments of the task class."""
+"""Chooses the simulator of a ManiSkill task's rows, and the arguments of the task class."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_rows(config: EnvConfig, options: ManiskillOptions, num_envs: int, devic
 
 
 def reward_mode(task_id: str) -> str:
-    """Returns how ManiSkill computes the task's own reward: the best of normalized_dense, sparse, none (always 0)."""
+    """Returns the first reward mode that the task supports: normalized_dense, sparse, or none (always 0)."""
     cls = REGISTERED_ENVS[task_id].cls
     is_dense = overrides(cls, "compute_dense_reward", "compute_normalized_dense_reward")
     modes = [mode for mode in ("normalized_dense", "sparse") if mode in cls.SUPPORTED_REWARD_MODES]
@@ -85,12 +85,12 @@ def _make_simulator(config: EnvConfig, options: ManiskillOptions, num_envs: int,
 def _try_batched(
     config: EnvConfig, num_envs: int, options: ManiskillOptions, kwargs: dict[str, object]
 ) -> BatchedSimulator | None:
-    """Returns the batched simulator, None (and the reason in the log) if this task cannot be batched."""
+    """Returns the batched simulator, or None, logging the reason, if this task cannot be batched."""
     try:
         known = known_difference(config.task, **kwargs)
         if known or (known is None and options.backend is not Backend.batched):
-            unknown = "it was not compared with stock ManiSkill; env.options.backend=batched runs it nevertheless"
-            raise SimulatorError(f"{known}: use env.options.backend=stock" if known else unknown)
+            not_compared = "it was not compared with stock ManiSkill; env.options.backend=batched runs it nevertheless"
+            raise SimulatorError(f"{known}: use env.options.backend=stock" if known else not_compared)
         simulator = BatchedSimulator(config, num_envs, options, kwargs)
         simulator.reset([num_envs - 1], [0])
         simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
@@ -118,7 +118,7 @@ def _make_gpu(
 
 
 def _enable_gpu_physics() -> None:
-    """Loads PhysX's library for GPUs, which SAPIEN fetches when it is first needed."""
+    """Loads PhysX's GPU library, which SAPIEN downloads on first use."""
     try:
         physx.enable_gpu()
     except RuntimeError as error:
@@ -126,7 +126,7 @@ def _enable_gpu_physics() -> None:
             f"env.options.backend=gpu cannot use PhysX in this process ({error}): build the first env on a GPU before "
             "any that a CPU simulates, or in another process"
         ) from error
-    except (OSError, zipfile.BadZipFile) as error:  # requests' errors are OSErrors, as a loader's are
+    except (OSError, zipfile.BadZipFile) as error:  # requests and the dynamic loader raise OSErrors
         raise SimulatorError(
             f"env.options.backend=gpu cannot fetch or load PhysX's library for GPUs ({type(error).__name__}: {error}): "
             f"look at the driver (nvidia-smi); without network unzip release {physx.version()} of github.com/"

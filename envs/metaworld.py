@@ -8,7 +8,7 @@ their values when the task was built:
     attributes     of the task's object, among them what rewards compare with
     the state      a reset moves the hand to its start position twice, the first time from where it was
 
-Objects and goal are drawn by MetaWorld's own reset, but from the seed; with these values the episode begins as in the
+MetaWorld's reset draws objects and goal, here from the seed.  With the restored values the episode begins as in the
 benchmark.
 """
 

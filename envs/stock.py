@@ -1,4 +1,4 @@
-"""Stock ManiSkill env objects, what they share with the batched ones, and what a task needs on this machine."""
+"""Stock ManiSkill env objects, functions shared with the batched ones, and checks of assets and renderer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def action_dim(task: BaseEnv) -> int:
 
 
 def task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
-    """Returns actions [N, A] as the task takes them: by robot where there are several."""
+    """Returns actions [N, A] in the task's form: a dict by robot if there are several robots."""
     space = task.single_action_space
     if not isinstance(space, gym.spaces.Dict):
         return actions
@@ -54,7 +54,7 @@ def task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
 
 
 def colour_images(task: BaseEnv) -> dict[str, Tensor]:
-    """Returns each camera's image, uint8 [N, height, width, 3], whatever the task's observation mode is."""
+    """Returns each camera's image, uint8 [N, height, width, 3], in any observation mode of the task."""
     before = task._obs_mode, task.obs_mode_struct
     task._obs_mode, task.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
     try:
@@ -64,7 +64,7 @@ def colour_images(task: BaseEnv) -> dict[str, Tensor]:
 
 
 def recreate_scene(task: BaseEnv) -> None:
-    """Gives a stock CPU task of `build_task` a new PhysX system, without the history of the old one."""
+    """Replaces the PhysX system of a stock CPU task of `build_task` by a new one without its history."""
     scene = recreated_scene(task.scene.sub_scenes[0], task.scene.can_render())
     task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
     put_back(scene.physx_system, task._built_state)
@@ -80,7 +80,7 @@ WRONG_MODE = "not in supported modes"  # in the error for a control mode that th
 
 @contextmanager
 def explained(mode_path: str, attempt: str) -> Iterator[None]:
-    """Within it, an error of ManiSkill becomes a ConfigError (no such control mode) or a SimulatorError (all others).
+    """Raises ManiSkill's errors within the block as ConfigError (unknown control mode) or SimulatorError (all others).
 
     Args:
         mode_path: the config path of the control mode.
@@ -96,7 +96,7 @@ def explained(mode_path: str, attempt: str) -> Iterator[None]:
 
 @cache
 def warn_of_fallback(task_id: str, reason: str) -> None:
-    """Logs why stock envs are used, once per process and reason."""
+    """Logs once per process and reason why stock envs are used."""
     logger.warning(
         "%s does not run on the batched CPU backend (%s): one stock env object per row is used, which is slower",
         task_id,
@@ -106,15 +106,15 @@ def warn_of_fallback(task_id: str, reason: str) -> None:
 
 def check_name(path: str, value: str, known: Collection[str]) -> None:
     """Raises ConfigError, with a suggestion, if a value of the config path `path` is not among the known names."""
-    meant = did_you_mean(value, list(known)).strip() or f"use one of {', '.join(sorted(known)[:10])}, ..."
-    require(value in known, path, value, "ManiSkill knows no such name", meant)
+    suggestion = did_you_mean(value, list(known)).strip() or f"use one of {', '.join(sorted(known)[:10])}, ..."
+    require(value in known, path, value, "ManiSkill knows no such name", suggestion)
 
 
 def check_assets(path: str, task_id: str) -> None:
     """Raises SimulatorError, with the command to download them, if assets of a task are not on this machine."""
-    wanted = REGISTERED_ENVS[task_id].asset_download_ids or []
+    needed = REGISTERED_ENVS[task_id].asset_download_ids or []
     members = assets.expand_data_group_into_individual_data_source_ids
-    sources = [source for name in wanted for source in (members(name) if name in assets.DATA_GROUPS else [name])]
+    sources = [source for name in needed for source in (members(name) if name in assets.DATA_GROUPS else [name])]
     missing = [source for source in sources if not assets.is_data_source_downloaded(source)]
     if missing:
         raise SimulatorError(
@@ -137,19 +137,19 @@ def check_renderer(device: str) -> None:
 
 @contextmanager
 def no_questions() -> Iterator[None]:
-    """Within it, ManiSkill raises an error instead of asking on the terminal whether to download a robot.
+    """Within the block, ManiSkill raises an error instead of asking on the terminal whether to download a robot.
 
-    It does not warn either that a task lists panda but not panda_wristcam, the same robot with a camera.
+    It also suppresses the warning that a task lists panda but not panda_wristcam, the same robot with a camera.
     """
-    known = lambda record: "panda_wristcam is not in the task's list" not in record.getMessage()  # noqa: E731
+    is_other = lambda record: "panda_wristcam is not in the task's list" not in record.getMessage()  # noqa: E731
 
     def refuse(message: str) -> bool:
         raise FileNotFoundError(f"{message.strip()} This is done by `python -m mani_skill.utils.download_asset <name>`")
 
     stock, download_asset.prompt_yes_no = download_asset.prompt_yes_no, refuse
-    mani_skill.logger.addFilter(known)
+    mani_skill.logger.addFilter(is_other)
     try:
         yield
     finally:
-        mani_skill.logger.removeFilter(known)
+        mani_skill.logger.removeFilter(is_other)
         download_asset.prompt_yes_no = stock

@@ -135,11 +135,11 @@ class ForeignSimulator(Simulator):
         `more` returns the values of a question for a part of the rows.
         """
         parts = [[row for row in rows if row in share] for share in self._shares]
-        asked = [(link, part) for link, part in zip(self._links, parts, strict=True) if part]
-        for link, part in asked:
+        requests = [(link, part) for link, part in zip(self._links, parts, strict=True) if part]
+        for link, part in requests:
             link.ask({"kind": kind, "rows": part, **more(part)})
         answers, problems = [], []
-        for link, part in asked:  # read them all: an unread answer would be mistaken for that of the next question
+        for link, part in requests:  # read them all: an unread answer would be mistaken for that of the next question
             try:
                 answers.append((part, link.answer()))
             except RlinfError as problem:
