@@ -7,8 +7,8 @@
     crop                     square cut-out of 80 to 100 % of the area, at any place, resized
     blur                     Gaussian, standard deviation of 0.1 to 2 pixels
 
-A sample's images of one camera are all changed in the same way: by some of the named changes, each equally likely to
-be among them, in this order.
+All images of a sample and a camera are changed in the same way: by a uniformly random subset of the named changes, in
+this order.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ def augmented(images: Tensor, names: Sequence[Name], number: int, seed: int, cam
     Args:
         images: uint8 [M, ..., H, W, 3] of one camera.
         names: the changes to choose from.
-        number: of changes to each sample's images, if there are as many.
+        number: of changes per sample, at most as many as there are names.
         seed: run seed.
-        camera: its name.
-        ids: integers, and the int64 array [M] of samples last; they and `camera` key the draws.
+        camera: the camera's name, which is part of the key of the draws.
+        ids: the rest of the key: integers, and last the int64 array [M] of samples.
     """
     *shared, samples = ids
     chosen = [name for name in Name if name in names]
     draws = uniform(seed, f"augment/{camera}", *shared, samples, shape=(len(Name), 3))  # type: ignore[arg-type]
-    done = []
+    augmented_images = []
     for image, sample, drawn in zip(images, np.asarray(samples).tolist(), draws, strict=True):
         order = permutation(seed, f"augment/{camera}/which", *shared, sample, size=len(chosen))  # type: ignore[arg-type]
-        shown = image.movedim(-1, -3)
+        changed = image.movedim(-1, -3)
         for k in sorted(order[:number].tolist()):
-            shown = _changed(shown, chosen[k], *drawn[list(Name).index(chosen[k])].tolist())
-        done.append(shown.movedim(-3, -1))
-    return torch.stack(done)
+            changed = _change(changed, chosen[k], *drawn[list(Name).index(chosen[k])].tolist())
+        augmented_images.append(changed.movedim(-3, -1))
+    return torch.stack(augmented_images)
 
 
-def _changed(images: Tensor, name: Name, drawn: float, right: float, down: float) -> Tensor:
+def _change(images: Tensor, name: Name, drawn: float, right: float, down: float) -> Tensor:
     """Returns images uint8 [..., 3, H, W] after one change; the last three arguments are uniform draws."""
     low, high = _RANGES[name]
     value, (height, width) = low + (high - low) * drawn, images.shape[-2:]

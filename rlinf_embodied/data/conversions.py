@@ -1,17 +1,17 @@
-"""Conventions of vectors, converted on the way from a dataset to a policy, and back.
+"""Conversions between conventions of vectors, from a dataset to a policy and back.
 
-A conversion is written `<first>:<from>:<to>` or `<first>-<last>:<from>:<to>`, with the entries of the vector that it
-begins at and ends with.  Several are applied one after the other, so that each counts the entries that the one before
-it left.
+A conversion is written `<first>:<from>:<to>` or `<first>-<last>:<from>:<to>`, with the first and the
+last entry of the vector that it converts.  Several are applied one after the other, so each refers to the entries of
+the result of the one before.
 
     rotations    quaternion_xyzw, quaternion_wxyz, rotation_vector, euler_xyz, columns_6d
     grippers     zero_one (1 opens), zero_one_closed (1 closes), signed ([-1, 1], 1 opens), signed_closed
     units        degrees, radians; metres, millimetres
-    actions      absolute, relative: without the state's entries at the same frame
+    actions      absolute, relative: minus the state's entries at the same frame
 
 Euler angles are roll, pitch and yaw about fixed axes, R = Rz Ry Rx; columns_6d holds the first two columns of R
-(Zhou et al. 2019, arXiv 1812.07035).  Of values that mean the same rotation one is made: quaternions with a real part
-that is not negative, rotation vectors of at most pi, a pitch within pi / 2.
+(Zhou et al. 2019, arXiv 1812.07035).  Results are canonical: quaternions with a real part that
+is not negative, rotation vectors of at most pi, a pitch within pi / 2.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ROTATIONS: dict[str, tuple[int, Callable[[np.ndarray], Rotation], Callable[[Rota
     "euler_xyz": (3, lambda x: Rotation.from_euler("xyz", x), lambda r: r.as_euler("xyz")),
     "columns_6d": (6, _from_columns, lambda r: r.as_matrix()[:, :, :2].transpose(0, 2, 1).reshape(-1, 6)),
 }
-_ENTRIES = {  # (a, b) of a x + b, which is the same for all of a group
+_ENTRIES = {  # (a, b): a x + b is the same quantity for all conventions of a group
     "grippers": {"zero_one": (2, -1), "zero_one_closed": (-2, 1), "signed": (1, 0), "signed_closed": (-1, 0)},
     "angles": {"radians": (1, 0), "degrees": (pi / 180, 0)},
     "lengths": {"metres": (1, 0), "millimetres": (1e-3, 0)},
@@ -68,19 +68,19 @@ class Conversion:
 
     @classmethod
     def parse(cls, text: str, path: str) -> Conversion:
-        """Returns what a text says; raises a ConfigError that names `path`."""
+        """Returns the conversion that a text describes; raises a ConfigError that names `path`."""
         form = "a conversion is <first>:<from>:<to> or <first>-<last>:<from>:<to>"
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?:(\w+):(\w+)", text)
-        require(found is not None, path, text, form, "write for example 3:quaternion_xyzw:rotation_vector")
-        assert found is not None
-        source, target = found[3], found[4]
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?:(\w+):(\w+)", text)
+        require(match is not None, path, text, form, "write for example 3:quaternion_xyzw:rotation_vector")
+        assert match is not None
+        source, target = match[3], match[4]
         for name in (source, target):
             require(name in _GROUPS, path, text, f"{name} is none of {', '.join(_GROUPS)}", "use one of these")
         rule = f"{source} is one of {_GROUPS[source]}, and {target} of {_GROUPS[target]}"
         require(_GROUPS[source] == _GROUPS[target], path, text, rule, "convert within a group")
-        first = int(found[1])
+        first = int(match[1])
         size = ROTATIONS[source][0] if source in ROTATIONS else 1
-        last = first + size - 1 if found[2] is None else int(found[2])
+        last = first + size - 1 if match[2] is None else int(match[2])
         fits = last >= first if size == 1 else last == first + size - 1
         require(fits, path, text, f"{source} has {size} entries", "leave the last entry out")
         return cls(first, last, source, target)
@@ -88,30 +88,30 @@ class Conversion:
     @property
     def inverse(self) -> Conversion:
         """The conversion back."""
-        grown = ROTATIONS[self.target][0] - ROTATIONS[self.source][0] if self.target in ROTATIONS else 0
-        return Conversion(self.first, self.last + grown, self.target, self.source)
+        growth = ROTATIONS[self.target][0] - ROTATIONS[self.source][0] if self.target in ROTATIONS else 0
+        return Conversion(self.first, self.last + growth, self.target, self.source)
 
     def apply(self, values: np.ndarray, state: np.ndarray) -> np.ndarray:
-        """Returns vectors [F, D] converted, float32 [F, D']; `state` [F, P] is read by relative actions."""
+        """Returns vectors [F, D] converted, float32 [F, D']; relative actions need the `state` [F, P]."""
         entries = slice(self.first, self.last + 1)
         part = values[:, entries].astype(np.float64)
         if self.source in ROTATIONS:
-            made = ROTATIONS[self.target][2](ROTATIONS[self.source][1](part))
+            converted = ROTATIONS[self.target][2](ROTATIONS[self.source][1](part))
         else:
             (a, b), (c, d) = (_ENTRIES[_GROUPS[name]][name] for name in (self.source, self.target))
             offset = state[:, entries].astype(np.float64) if _GROUPS[self.source] == "actions" else 1.0
-            made = (a * part + b * offset - d * offset) / c
-        return np.concatenate([values[:, : self.first], made, values[:, self.last + 1 :]], 1).astype(np.float32)
+            converted = (a * part + b * offset - d * offset) / c
+        return np.concatenate([values[:, : self.first], converted, values[:, self.last + 1 :]], 1).astype(np.float32)
 
 
 class ConvertedDataset(RecordedDataset):
-    """A dataset whose action and state are converted; their statistics are computed from what they became."""
+    """A dataset whose action and state are converted; statistics are computed from the converted values."""
 
     def __init__(self, inner: RecordedDataset, actions: Sequence[str], state: Sequence[str], path: str) -> None:
-        """Takes conversions as texts; `path` is the section of the config that holds convert_actions.
+        """Takes conversions as texts; `path` is the config path of the section with convert_actions.
 
         Raises:
-            ConfigError: a conversion is none, or the vectors are too short for it.
+            ConfigError: a conversion is invalid, or the vectors are too short for it.
         """
         self.fps, self.lengths, self.where, self._inner = inner.fps, inner.lengths, inner.where, inner
         of_feature = {STATE: (f"{path}.convert_state", state), ACTION: (f"{path}.convert_actions", actions)}
@@ -120,14 +120,14 @@ class ConvertedDataset(RecordedDataset):
         for name, (named, texts) in of_feature.items():
             size = inner.size(name)
             for text in texts:
-                made = Conversion.parse(text, named)
+                conversion = Conversion.parse(text, named)
                 rule = f"{name} has {size or 'no'} entries here"
-                require(size is not None and made.last < size, named, text, rule, "name entries that it has")
-                if _GROUPS[made.source] == "actions":
-                    holds = name == ACTION and made.last < sum(self.states.values())
+                require(size is not None and conversion.last < size, named, text, rule, "name entries that it has")
+                if _GROUPS[conversion.source] == "actions":
+                    holds = name == ACTION and conversion.last < sum(self.states.values())
                     require(holds, named, text, "actions are relative to the same entries of the state", "leave it out")
-                self._conversions.setdefault(name, []).append(made)
-                size = (size or 0) + made.inverse.last - made.last
+                self._conversions.setdefault(name, []).append(conversion)
+                size = (size or 0) + conversion.inverse.last - conversion.last
             if texts:
                 self.features[name] = {"dtype": "float32", "shape": [size], "names": None}
         self.measured = {name: known for name, known in inner.measured.items() if name not in self._conversions}
@@ -135,7 +135,7 @@ class ConvertedDataset(RecordedDataset):
 
     def _read_columns(self) -> dict[str, np.ndarray]:
         columns = dict(self._inner.columns)
-        for name, conversions in self._conversions.items():  # first those of the state
+        for name, conversions in self._conversions.items():  # the state's first: relative actions use it
             for conversion in conversions:
                 is_relative = _GROUPS[conversion.source] == "actions"
                 state = columns.get(STATE, self._inner.state) if is_relative else columns[name]

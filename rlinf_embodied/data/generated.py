@@ -1,7 +1,7 @@
 """Generated arithmetic problems: a problem is a pure function of (level, seed, split, position).
 
 Questions and steps are written compactly, without spaces: a small model with a character vocabulary can read them.
-A drawn problem that breaks a bound of its family is None, and the caller draws again.
+A draw that breaks a bound of its family returns None, and the caller draws again.
 
 | level    | question     | solution                   | answer |
 | sum4-6-9 | 7+8+6-2-4-9= | 7+8=15;15+6=21;...;15-9=6; | 6      |
@@ -19,7 +19,7 @@ from rlinf_embodied.data.problems import Problem, Split, problem_id, split_of
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.randomness import words
 
-_MOST_DRAWS = 20_000  # for one problem; a test problem takes some ten times as many as its level refuses
+_MOST_DRAWS = 20_000  # for one problem; only a tenth of the valid draws are test problems
 _MASK = (1 << 64) - 1
 _LARGEST_TOTAL = 999  # of chains: three digits
 
@@ -27,8 +27,8 @@ _LARGEST_TOTAL = 999  # of chains: three digits
 class Draws:
     """A stream of integers made from one keyed word.
 
-    The numbers are SplitMix64's outputs (Steele, Lea, Flood 2014) in plain Python: a problem needs some twenty of them,
-    one after the other, and numpy takes longer than that to start.
+    The numbers are SplitMix64's outputs (Steele, Lea, Flood 2014) in plain Python: a problem needs about twenty, which
+    take less time than setting up a numpy generator.
     """
 
     def __init__(self, word: int) -> None:
@@ -61,18 +61,18 @@ def draw_sum(draws: Draws, low: int, high: int, largest: int) -> Draft | None:
 
 def draw_chain(draws: Draws, low: int, high: int) -> Draft | None:
     """Draws low..high operations on two-digit numbers: products first, then left to right; totals within 0..999."""
-    left, terms, products = draws.integer(low, high), [], []
-    while left >= 0:
+    num_left, terms, products = draws.integer(low, high), [], []
+    while num_left >= 0:
         sign = "+-"[draws.integer(0, 1)] if terms else ""
-        if left >= 1 and draws.integer(1, 100) <= 35:
+        if num_left >= 1 and draws.integer(1, 100) <= 35:
             a, b = draws.integer(11, 99), draws.integer(2, 9)
             products.append(f"{a}*{b}={a * b}")
             terms.append((sign, f"{a}*{b}", a * b))
-            left -= 2
+            num_left -= 2
         else:
             number = draws.integer(2, 99)
             terms.append((sign, str(number), number))
-            left -= 1
+            num_left -= 1
     return _summed_up(terms, products, _LARGEST_TOTAL)
 
 
@@ -95,14 +95,14 @@ _FAMILIES: dict[str, tuple[Callable[..., Draft | None], str]] = {
 
 
 def parse_level(name: str) -> tuple[str, list[int]]:
-    """Returns the family and the sizes of a level, of "sum4-6-9" "sum" and [4, 6, 9].
+    """Returns the family and the sizes of a level: ("sum", [4, 6, 9]) for "sum4-6-9".
 
     Raises:
-        ConfigError: there is no such family, or its sizes make no sense.
+        ConfigError: the family does not exist, or the sizes are invalid.
     """
-    found = re.fullmatch(r"([a-z]+)([0-9]+(?:-[0-9]+)*)", name)
-    family = found[1] if found else ""
-    sizes = [int(size) for size in found[2].split("-")] if found else []
+    match = re.fullmatch(r"([a-z]+)([0-9]+(?:-[0-9]+)*)", name)
+    family = match[1] if match else ""
+    sizes = [int(size) for size in match[2].split("-")] if match else []
     _, form = _FAMILIES.get(family, (None, ""))
     if not form or len(sizes) != form.count("-") + 1 or min(sizes) < 1 or sizes[0] > sizes[1]:
         forms = ", ".join(form for _, form in _FAMILIES.values())
@@ -111,9 +111,9 @@ def parse_level(name: str) -> tuple[str, list[int]]:
 
 
 class GeneratedProblems:
-    """Endless streams of problems of some levels; a problem's level is drawn with it.
+    """Endless streams of problems of some levels; the level of each problem is drawn, too.
 
-    With few small numbers a level has few questions, and a stream meets them again.  Splits share none of them.
+    A level with few small numbers has few questions, which a stream repeats.  Splits share no question.
     """
 
     def __init__(self, levels: str, seed: int) -> None:
@@ -122,16 +122,16 @@ class GeneratedProblems:
         self._parsed = {name: parse_level(name) for name in self._levels}
 
     def size(self, split: Split) -> None:
-        """There is always a next problem."""
+        """Returns None: the stream is endless."""
 
     def batch(self, split: Split, start: int, count: int) -> list[Problem]:
-        """As ProblemSource; raises a ConfigError where a level has no question in the split."""
+        """As ProblemSource; raises ConfigError if a level has no question in the split."""
         positions = np.arange(start, start + count)
         keys = words(self._seed, f"problem/{split}", positions).tolist()
         return [self._problem(split, position, key) for position, key in zip(positions.tolist(), keys, strict=True)]
 
     def _problem(self, split: Split, position: int, key: int) -> Problem:
-        """Draws until a problem keeps its family's bounds and its question belongs to the split."""
+        """Draws until a problem is within its family's bounds and its question belongs to the split."""
         draws = Draws(key)
         level = self._levels[draws.integer(0, len(self._levels) - 1)]
         family, sizes = self._parsed[level]

@@ -9,7 +9,7 @@ frames              data/chunk-000/file-000.parquet              data/chunk-000/
 images              videos/<feature>/chunk-000/file-000.mp4      videos/chunk-000/<feature>/episode_000000.mp4,
                     or PNG in the table of frames                or PNG in the table of frames
 
-A file of v3 holds many episodes, one after the other; that of v2 holds one.
+A file of v3 holds many episodes, one after the other; a file of v2 holds one.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ class LeRobotDataset(RecordedDataset):
         """Reads the descriptions.
 
         Args:
-            folder: that holds meta/info.json.
-            named: the config path that gave the folder, for errors.
+            folder: the folder that contains meta/info.json.
+            named: the config path of the folder, for error messages.
             delta_timestamps: windows of an item's features, in seconds (RecordedDataset).
-            episodes: numbers of the only episodes to read; frames are counted through these.
+            episodes: numbers of the episodes to read; None: all.  Frames are numbered over these only.
 
         Raises:
-            DataError: it is no LeRobot folder of v2 or v3, or holds no episode.
+            DataError: the folder is not a LeRobot dataset of v2 or v3, or it holds no episode.
         """
         self._folder, self.where = folder, f"{named} is {str(folder)!r}"
         path = folder / "meta/info.json"
         try:
-            described = json.loads(path.read_text(encoding="utf-8"))
-            version, self.fps = str(described["codebase_version"]), float(described["fps"])
-            self.features: dict[str, dict[str, Any]] = dict(described["features"])
+            info = json.loads(path.read_text(encoding="utf-8"))
+            version, self.fps = str(info["codebase_version"]), float(info["fps"])
+            self.features: dict[str, dict[str, Any]] = dict(info["features"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{self.where}, but {path} cannot be read ({error!r}): give the folder of a LeRobot dataset"
@@ -88,9 +88,9 @@ class LeRobotDataset(RecordedDataset):
             raise DataError(
                 f"{self.where}, but its codebase_version is {version!r}, and v2 and v3 are read: convert it"
             )
-        self._paths = {key: described.get(key) or path for key, path in PATHS.items()}
+        self._paths = {key: info.get(key) or path for key, path in PATHS.items()}
         read = self._read_v2 if version.startswith("v2") else self._read_v3
-        self._tasks, entries = read(int(described.get("chunks_size") or 1000))
+        self._tasks, entries = read(int(info.get("chunks_size") or 1000))
         entries.sort(key=lambda entry: entry["episode_index"])
         known = {entry["episode_index"] for entry in entries}
         if missing := sorted({*(episodes or ())} - known):
@@ -99,15 +99,15 @@ class LeRobotDataset(RecordedDataset):
         if not self._entries:
             raise DataError(f"{self.where}, but it holds no episode: record some, or give another folder")
         self.lengths = np.array([entry["length"] for entry in self._entries], np.int64)
-        self._places = np.zeros((0, 2), np.int64)  # of each frame: number in _files, and row there
+        self._places = np.zeros((0, 2), np.int64)  # of each frame: index in _files, and row in that file
         self._files: list[Path] = []
-        self._open = threading.local()  # decoders are not shared between threads
+        self._open = threading.local()  # per thread, since decoders cannot be shared
         super().__init__(delta_timestamps)
 
     # ----------------------------------------------------------------------------------------------------- descriptions
     def _read_v3(self, chunks_size: int) -> tuple[dict[int, str], list[dict[str, Any]]]:
         self.measured = read_statistics(self._folder / "meta/stats.json", self.where)
-        # the words of a task are pandas' index, whose column has no fixed name
+        # the text of a task is pandas' index, whose column has no fixed name
         rows = self._table(self._folder / "meta/tasks.parquet").to_pylist()
         tasks = {row.pop("task_index"): str(next(iter(row.values()))) for row in rows}
         paths = sorted(self._folder.glob("meta/episodes/*/*.parquet"))
@@ -121,9 +121,9 @@ class LeRobotDataset(RecordedDataset):
             parts = [parsed(line["stats"]) for line in self._lines(meta / "episodes_stats.jsonl")]
             of_feature: dict[str, list[Statistics]] = {}
             for part in parts:
-                for name, found in part.items():
-                    of_feature.setdefault(name, []).append(found)
-            self.measured = {name: combine(found) for name, found in of_feature.items()}
+                for name, statistics in part.items():
+                    of_feature.setdefault(name, []).append(statistics)
+            self.measured = {name: combine(episodes) for name, episodes in of_feature.items()}
         entries = self._lines(meta / "episodes.jsonl")
         for entry in entries:
             entry["episode_chunk"] = entry["episode_index"] // chunks_size
@@ -141,10 +141,10 @@ class LeRobotDataset(RecordedDataset):
         return self._tasks[int(self.columns["task_index"][row])]
 
     def _path(self, entry: Mapping[str, Any], feature: str | None = None) -> Path:
-        """Returns the file that holds an episode's frames, or its images."""
-        beginning = "data" if feature is None else f"videos/{feature}"
-        chunk = entry.get(f"{beginning}/chunk_index", entry.get("episode_chunk", 0))
-        file = entry.get(f"{beginning}/file_index", 0)
+        """Returns the file of an episode's frames, or of its images of a feature."""
+        prefix = "data" if feature is None else f"videos/{feature}"
+        chunk = entry.get(f"{prefix}/chunk_index", entry.get("episode_chunk", 0))
+        file = entry.get(f"{prefix}/file_index", 0)
         template = self._paths["data_path" if feature is None else "video_path"]
         names = {"chunk_index": chunk, "file_index": file, "episode_chunk": chunk, "episode_file": file}
         return self._folder / template.format(**names, video_key=feature, episode_index=entry["episode_index"])
@@ -172,12 +172,12 @@ class LeRobotDataset(RecordedDataset):
                 first, last = np.searchsorted(episode[order], [entry["episode_index"], entry["episode_index"] + 1])
                 what = f"frames of episode {entry['episode_index']} in {path}"
                 self._require_whole(what, int(last - first), len(rows))
-                own = order[first:last]
-                self._places[rows.start : rows.stop] = np.stack([np.full(len(own), file), own], 1)
+                table_rows = order[first:last]
+                self._places[rows.start : rows.stop] = np.stack([np.full(len(table_rows), file), table_rows], 1)
                 for name, values in parts.items():
                     if name not in columns:
                         columns[name] = np.zeros((len(self), *values.shape[1:]), values.dtype)
-                    columns[name][rows.start : rows.stop] = values[own]
+                    columns[name][rows.start : rows.stop] = values[table_rows]
         if missing := {n for n in self.features if n not in columns and n not in images}:
             raise DataError(f"{self.where}, but its files lack {sorted(missing)} of meta/info.json: copy it anew")
         return columns
@@ -194,7 +194,7 @@ class LeRobotDataset(RecordedDataset):
         return array.reshape(len(column), *shape) if nested else array
 
     def _table(self, path: Path, wanted: Any = None) -> Any:
-        import pyarrow.parquet  # takes long, and few runs need it
+        import pyarrow.parquet  # slow to import, and few runs need it
 
         with self._reading(path):
             names = None
@@ -209,9 +209,9 @@ class LeRobotDataset(RecordedDataset):
         except (OSError, ValueError, FFmpegError) as error:
             raise DataError(f"{self.where}, but {path} cannot be read ({error}): copy the dataset anew") from error
 
-    def _require_whole(self, what: str, found: int, promised: int) -> None:
-        if found != promised:
-            raise DataError(f"{self.where}, but there are {found} of {promised} {what}: copy the dataset anew")
+    def _require_whole(self, what: str, number: int, expected: int) -> None:
+        if number != expected:
+            raise DataError(f"{self.where}, but there are {number} of {expected} {what}: copy the dataset anew")
 
     # ----------------------------------------------------------------------------------------------------------- images
     def _read_images(self, feature: str, rows: np.ndarray) -> np.ndarray:
@@ -221,19 +221,19 @@ class LeRobotDataset(RecordedDataset):
         return np.concatenate([self._from_video(feature, e, rows[episodes == e]) for e in np.unique(episodes)])
 
     def _placed(self, rows: np.ndarray) -> np.ndarray:
-        assert self.columns  # reads the places
+        assert self.columns  # reading them also sets _places
         return self._places[rows]
 
     def _kept_open(self, key: tuple, make: Any) -> Any:
-        """Returns what this thread keeps open under a key; what it has not used for longest is closed."""
-        kept: OrderedDict = self._open.__dict__.setdefault("kept", OrderedDict())
-        if key not in kept:
-            kept[key] = make()
-            if len(kept) > _MOST_OPEN:
-                _, oldest = kept.popitem(last=False)
+        """Returns this thread's open object of a key, or makes it; closes the least recently used one of too many."""
+        opened: OrderedDict = self._open.__dict__.setdefault("opened", OrderedDict())
+        if key not in opened:
+            opened[key] = make()
+            if len(opened) > _MOST_OPEN:
+                _, oldest = opened.popitem(last=False)
                 getattr(oldest, "close", lambda: None)()
-        kept.move_to_end(key)
-        return kept[key]
+        opened.move_to_end(key)
+        return opened[key]
 
     def _from_table(self, feature: str, file: int, row: int) -> np.ndarray:
         import pyarrow.parquet
@@ -250,35 +250,35 @@ class LeRobotDataset(RecordedDataset):
             return np.asarray(Image.open(source).convert("RGB"))
 
     def _from_video(self, feature: str, episode: int, rows: np.ndarray) -> np.ndarray:
-        """Returns ascending frames of an episode: those whose time is nearest, and within half a frame."""
+        """Returns the images of ascending frames of an episode: for each the nearest one, at most half a frame away."""
         entry = self._entries[episode]
         path = self._path(entry, feature)
         start = float(entry.get(f"videos/{feature}/from_timestamp", 0.0))
         times = start + self.columns["timestamp"][rows].astype(np.float64)
-        half, found = 0.5 / self.fps, []
+        half, images = 0.5 / self.fps, []
         with self._reading(path):
             container = self._kept_open((path,), lambda: _opened(path))
             stream = container.streams.video[0]
             container.seek(max(0, int((times[0] - half) / stream.time_base)), stream=stream)
             previous: Any = None
             for frame in container.decode(stream):
-                while len(found) < len(times) and frame.time > times[len(found)] - 1e-9:
-                    wanted = times[len(found)]
-                    near = min((f for f in (previous, frame) if f is not None), key=lambda f: abs(f.time - wanted))
-                    if abs(near.time - wanted) >= half:
+                while len(images) < len(times) and frame.time > times[len(images)] - 1e-9:
+                    time = times[len(images)]
+                    near = min((f for f in (previous, frame) if f is not None), key=lambda f: abs(f.time - time))
+                    if abs(near.time - time) >= half:
                         break
-                    found.append(near.to_ndarray(format="rgb24"))
-                if len(found) == len(times):
+                    images.append(near.to_ndarray(format="rgb24"))
+                if len(images) == len(times):
                     break
                 previous = frame
-            while len(found) < len(times) and previous is not None and abs(previous.time - times[len(found)]) < half:
-                found.append(previous.to_ndarray(format="rgb24"))
-        self._require_whole(f"images of episode {entry['episode_index']} in {path}", len(found), len(times))
-        return np.stack(found)
+            while len(images) < len(times) and previous is not None and abs(previous.time - times[len(images)]) < half:
+                images.append(previous.to_ndarray(format="rgb24"))
+        self._require_whole(f"images of episode {entry['episode_index']} in {path}", len(images), len(times))
+        return np.stack(images)
 
 
 def _opened(path: Path) -> Any:
-    """Returns a video to decode with one thread: workers share the cores."""
+    """Opens a video to decode with one thread, since workers share the cores."""
     container = av.open(str(path))
     container.streams.video[0].codec_context.thread_count = 1
     return container

@@ -1,4 +1,4 @@
-"""Writes LeRobot datasets of format v3, without the lerobot package; lerobot.py says what lies where."""
+"""Writes LeRobot datasets of format v3, without the lerobot package; lerobot.py describes their files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rlinf_embodied.data.recorded import ACTION, IMAGES, STATE
 from rlinf_embodied.data.statistics import as_json, combine, image_statistics, vector_statistics
 from rlinf_embodied.errors import DataError
 
-_ROW_GROUP = 64  # frames of a table with images, which are read together
+_ROW_GROUP = 64  # frames per row group of a table with images
 _TASK = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
 _NUMBER = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
-_TASKS_BY_WORDS = {  # what pandas writes for a table whose index is the column "task", as the lerobot package expects
+_TASKS_BY_WORDS = {  # pandas' metadata of a table whose index is the column "task", which the lerobot package expects
     "index_columns": ["task"],
     "column_indexes": [_TASK | {"name": None, "field_name": None}],
     "columns": [_NUMBER | {"metadata": None}, _TASK],
@@ -34,7 +34,7 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
     All episodes have the same cameras and sizes.  Images are PNG in the table (exact), or videos (smaller, not exact).
 
     Raises:
-        DataError: no episodes, or a dataset that is there already.
+        DataError: there are no episodes, or the folder already holds a dataset.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -45,7 +45,7 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
     frames = _frames(episodes, tasks, fps)
     images = {IMAGES + name: [e.images[name] for e in episodes] for name in episodes[0].images}
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # Hugging Face's Image feature
-    shown = (
+    image_columns = (
         {}
         if video
         else {
@@ -57,27 +57,27 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
     of_tasks = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks)})
     tables = {
         PATHS["data_path"].format(chunk_index=0, file_index=0): pa.table(
-            {name: pa.array(list(values)) for name, values in frames.items()} | shown
+            {name: pa.array(list(values)) for name, values in frames.items()} | image_columns
         ),
         "meta/episodes/chunk-000/file-000.parquet": pa.Table.from_pylist(entries),
         "meta/tasks.parquet": of_tasks.replace_schema_metadata({"pandas": json.dumps(_TASKS_BY_WORDS)}),
     }
     for name, table in tables.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        pyarrow.parquet.write_table(table, folder / name, row_group_size=_ROW_GROUP if shown else None)
+        pyarrow.parquet.write_table(table, folder / name, row_group_size=_ROW_GROUP if image_columns else None)
     for name, parts in images.items() if video else ():
         path = PATHS["video_path"].format(video_key=name, chunk_index=0, file_index=0)
         _write_video(folder / path, (frame for part in parts for frame in part), fps)
     ends = np.cumsum([len(episode) for episode in episodes])[:-1]
-    found = {name: combine(map(vector_statistics, np.split(values, ends))) for name, values in frames.items()}
-    found |= {name: combine(map(image_statistics, parts)) for name, parts in images.items()}
+    statistics = {name: combine(map(vector_statistics, np.split(values, ends))) for name, values in frames.items()}
+    statistics |= {name: combine(map(image_statistics, parts)) for name, parts in images.items()}
     info = _info(episodes, fps, robot, video, len(tasks))
-    for name, content in (("stats", as_json(found)), ("info", info)):
+    for name, content in (("stats", as_json(statistics)), ("info", info)):
         (folder / f"meta/{name}.json").write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
 
 
 def _frames(episodes: Sequence[LeRobotEpisode], tasks: Sequence[str], fps: int) -> dict[str, np.ndarray]:
-    """Columns of the data file without images, an entry per frame."""
+    """Returns the columns of the data file except images, with an entry per frame."""
     lengths = [len(episode) for episode in episodes]
     steps = np.concatenate([np.arange(length) for length in lengths])
     return {
@@ -92,7 +92,7 @@ def _frames(episodes: Sequence[LeRobotEpisode], tasks: Sequence[str], fps: int) 
 
 
 def _entries(episodes: Sequence[LeRobotEpisode], fps: int, filmed: Sequence[str]) -> list[dict[str, Any]]:
-    """What meta/episodes says of each episode."""
+    """Returns the entries of meta/episodes, one per episode."""
     entries, first = [], 0
     for e, episode in enumerate(episodes):
         last = first + len(episode)

@@ -3,7 +3,7 @@
 <name>.json   env_info {env_id, env_kwargs {control_mode, robot_uids, ...}}, episodes [{episode_id, episode_seed, ...}]
 <name>.h5     traj_<episode_id>/actions float32 [T, A]
 
-Actions and seeds are all that is needed to run an episode again.
+Actions and seeds suffice to replay an episode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlinf_embodied.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """One episode as its cause."""
+    """An episode as its seed and actions."""
 
     name: str  # "traj_0"
     seed: int
@@ -30,7 +30,7 @@ class RecordedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a trajectory file says of its env, and its episodes in the order of the file."""
+    """The env and the episodes of a trajectory file, in the file's order."""
 
     task: str
     control_mode: str
@@ -45,16 +45,16 @@ def read_recording(path: Path, named: str) -> Recording:
     """
     import h5py  # few runs need it
 
-    where, description = f"{named} is {str(path)!r}", path.with_suffix(".json")
+    where, description_path = f"{named} is {str(path)!r}", path.with_suffix(".json")
     try:
-        described = json.loads(description.read_text(encoding="utf-8"))
+        description = json.loads(description_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{where}, but {description} cannot be read ({error}): ManiSkill writes it beside the .h5 file, and the "
-            "seeds of the episodes stand in it; copy it there"
+            f"{where}, but {description_path} cannot be read ({error}): ManiSkill writes it next to the .h5 file, "
+            "with the seeds of the episodes; copy it there"
         ) from error
     try:
-        info, entries = described["env_info"], described["episodes"]
+        info, entries = description["env_info"], description["episodes"]
         task, kwargs = str(info["env_id"]), info.get("env_kwargs") or {}
         modes = {str(entry.get("control_mode") or kwargs["control_mode"]) for entry in entries}
         with h5py.File(path, "r") as file:
@@ -62,11 +62,11 @@ def read_recording(path: Path, named: str) -> Recording:
     except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
         raise DataError(
             f"{where}, but it is no trajectory file of ManiSkill's RecordEpisode ({error}): give a file that was "
-            "recorded with save_trajectory=True, whose .json lies beside it"
+            "recorded with save_trajectory=True, with its .json in the same folder"
         ) from error
     if len(modes) != 1:
-        found = f"has several control modes ({', '.join(sorted(modes))}): split it" if modes else "holds no episode"
-        raise DataError(f"{where}, but it {found}, or give another file")
+        problem = f"has several control modes ({', '.join(sorted(modes))}): split it" if modes else "holds no episode"
+        raise DataError(f"{where}, but it {problem}, or give another file")
     return Recording(task, modes.pop(), episodes)
 
 

@@ -7,8 +7,8 @@
     QUANTILE10   2 (x - q10) / (q90 - q10) - 1          q10, q90
     IDENTITY     x
 
-A range of exactly 0 counts as eps in both directions, and nothing is clipped.  Without any statistics values are left
-as they are, as in the published base models.
+A range of exactly 0 is replaced by eps in both directions, and nothing is clipped.  Without statistics values are not
+changed, as in the published base models.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Normalisation:
 
     @property
     def size(self) -> int | None:
-        """D, None where the feature is left as it is."""
+        """D; None if the feature is not normalised."""
         needed = _NEEDED[self.mode] if self.statistics else ()
         return self.statistics[needed[0]].numel() if needed else None
 

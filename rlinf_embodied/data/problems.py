@@ -1,7 +1,7 @@
-"""What a problem is, how problems are split for training and tests, and the stream that a run takes them from.
+"""Problems, their split for training and tests, and the streams that a run draws them from.
 
-A stream is a list without end (or, for held-out files, with one): position i of a split's stream is always the same
-problem, whichever worker asks.  A batch is a range of positions, so nothing but a counter has to be saved.
+A stream is an endless list (or a finite one, for held-out files): position i of a split's stream is always the same
+problem, on every worker.  A batch is a range of positions, so only a counter has to be saved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 
 class Split(StrEnum):
-    """What a problem may be used for; a question is in one of them only."""
+    """The use of a problem; each question belongs to exactly one split."""
 
     train = "train"
     validation = "validation"
@@ -29,18 +29,18 @@ class Problem:
     For example question "7+8-9=", answer "6", solution "7+8=15;15-9=6;", family "sum".
     """
 
-    id: int  # position in its split's stream; shifted by split, so that no two splits share an id
+    id: int  # position in its split's stream, plus an offset by split, so that no two splits share an id
     question: str
     answer: str
     solution: str | None  # worked steps that lead to the answer; None if the data has none
     family: str  # "sum", "chain", or "text" for questions in words
     level: str  # for example "sum4-6-9"; a file's name for questions in words
-    columns: Mapping[str, object] = field(default_factory=dict, hash=False)  # of its row, as data.columns names them
+    columns: Mapping[str, object] = field(default_factory=dict, hash=False)  # values of data.columns in its row
     history: tuple[tuple[str, str], ...] = ()  # messages of the chat before the question: (role, text)
 
     @property
     def key(self) -> str:
-        """What the question is known by in other epochs, for example "8a3c51f0e2b94d77"."""
+        """An id of the question that is the same in all epochs, for example "8a3c51f0e2b94d77"."""
         return hashlib.blake2b(f"{self.history}{self.question}".encode(), digest_size=8).hexdigest()
 
 
@@ -49,7 +49,7 @@ class ProblemSource(Protocol):
     """Streams of problems, one per split; no question is in two of them."""
 
     def size(self, split: Split) -> int | None:
-        """Returns how many different problems the split has; None where they never end."""
+        """Returns the number of different problems of the split; None for an endless stream."""
         ...
 
     def batch(self, split: Split, start: int, count: int) -> list[Problem]:
@@ -60,13 +60,13 @@ class ProblemSource(Protocol):
 def split_of(question: str) -> Split:
     """Returns the split that a question belongs to: a tenth are for tests, a twentieth for validation.
 
-    A hash of the question's text decides, so the splits are disjoint whatever seeds and positions they are drawn with.
+    It is determined by a hash of the question's text, so splits are disjoint for all seeds and positions.
     """
     bucket = zlib.crc32(question.encode()) % 20
     return Split.test if bucket < 2 else Split.validation if bucket < 3 else Split.train
 
 
 def problem_id(split: Split, position: int) -> int:
-    """Returns an id that no other (split, position) has; positions are below 2^40."""
+    """Returns a unique id of a (split, position); positions are below 2^40."""
     assert 0 <= position < 1 << 40, position
     return list(Split).index(split) << 40 | position

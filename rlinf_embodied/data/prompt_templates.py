@@ -1,11 +1,11 @@
-"""How a problem is put to a model, how an answer to it is written, and where in an answer the final one stands.
+"""Prompt templates: how a problem is put to a model, how a completion is written, and where its final answer is.
 
-A template is a Jinja file: templates/<name>.jinja, or the user's own.  Its text is the prompt (of a chat, the user's
+A template is a Jinja file: templates/<name>.jinja, or a custom one.  Its text is the prompt (in a chat, the user's
 message); docs/problems_and_rewards.md lists the variables.  It may also have
 
-    {% set final_answer = ["boxed"] %}              where the final answer stands: rules, the first that finds one
+    {% set final_answer = ["boxed"] %}              rules that locate the final answer; the first match counts
     {% set format = "..." %}                        pattern of a whole completion that earns the format reward
-    {% macro completion(solution, answer) %}...     a right completion, for supervised fine-tuning
+    {% macro completion(solution, answer) %}...     a correct completion, for supervised fine-tuning
 
 A rule is a name of `_RULES` or a regular expression with one group, whose last match counts.  Files are rendered in
 Jinja's sandbox.
@@ -31,20 +31,20 @@ from rlinf_embodied.errors import ConfigError
 _FOLDER = Path(__file__).parent / "templates"
 _PATH = "data.prompt_template"
 _BOXED = "\\boxed{"
-_LONGEST_BOX = 1024  # characters that are searched for the closing bracket
+_LONGEST_BOX = 1024  # characters searched for the closing bracket
 _MARKED = r"####(?!#)((?:(?!####)[^\n])*+)"  # to the end of the line, or to the next mark
 _DEFAULT_RULES = ["marked_last_line", "boxed", "marked"]
 
 
 def _last_match(pattern: re.Pattern[str], text: str) -> str | None:
     answer = None
-    for found in pattern.finditer(text):
-        answer = found[1]
+    for match in pattern.finditer(text):
+        answer = match[1]
     return answer
 
 
 def _last_boxed(text: str) -> str | None:
-    """Returns the content of the last \\boxed{...}, None where none is closed."""
+    """Returns the content of the last \\boxed{...}, None if none is closed."""
     start = text.rfind(_BOXED)
     if start < 0:
         return None
@@ -58,7 +58,7 @@ def _last_boxed(text: str) -> str | None:
 
 Rule = Callable[[str], str | None]
 _RULES: dict[str, Rule] = {
-    "marked": partial(_last_match, re.compile(_MARKED)),  # what follows the last ####
+    "marked": partial(_last_match, re.compile(_MARKED)),  # the text after the last ####
     "marked_last_line": partial(_last_match, re.compile(_MARKED + r"\s*+\Z")),  # the same, in the last line only
     "boxed": _last_boxed,  # the content of the last \boxed{}
     "last_number": partial(_last_match, re.compile(r"(?<![0-9.])(-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?)")),
@@ -90,10 +90,10 @@ class PromptTemplate:
     """A template and its rules."""
 
     def __init__(self, name: str, final_answer: Sequence[str] = ()) -> None:
-        """Reads a template of the library, or a file *.jinja; `final_answer` replaces the rules that it sets.
+        """Reads a template of the library, or a file *.jinja; `final_answer` replaces its rules.
 
         Raises:
-            ConfigError: it cannot be read, is no Jinja, or sets something else than is known.
+            ConfigError: it cannot be read, is not valid Jinja, or sets an unknown variable.
         """
         blocks = {"trim_blocks": True, "lstrip_blocks": True}
         self._name, sandbox = name, ImmutableSandboxedEnvironment(**blocks, undefined=StrictUndefined)
@@ -102,27 +102,27 @@ class PromptTemplate:
         try:
             self._jinja, tree = sandbox.from_string(text), sandbox.parse(text)
             assigned = [node for node in tree.body if isinstance(node, nodes.Assign)]
-            given = {
+            variables = {
                 node.target.name: cast(Any, node.node).as_const()
                 for node in assigned
                 if isinstance(node.target, nodes.Name)
             }
         except TemplateSyntaxError as error:
-            raise self._refused(f"line {error.lineno}: {error.message}") from error
+            raise self._unusable(f"line {error.lineno}: {error.message}") from error
         except nodes.Impossible as error:
-            raise self._refused("what it sets must be constants") from error
-        unknown = given.keys() - {"final_answer", "format"}
+            raise self._unusable("its variables must be constants") from error
+        unknown = variables.keys() - {"final_answer", "format"}
         require(not unknown, _PATH, name, f"it sets {sorted(unknown)}", "set final_answer and format, or nothing")
-        rules, path = (final_answer, "data.final_answer") if final_answer else (given.get("final_answer"), _PATH)
+        rules, path = (final_answer, "data.final_answer") if final_answer else (variables.get("final_answer"), _PATH)
         rules = [rules] if isinstance(rules, str) else rules or _DEFAULT_RULES
         self._rules = [_RULES.get(rule) or partial(_last_match, _pattern(rule, 1, path)) for rule in rules]
-        self._format = _pattern(given["format"], 0, _PATH) if given.get("format") else None
+        self._format = _pattern(variables["format"], 0, _PATH) if variables.get("format") else None
 
     @classmethod
     def of(cls, config: DataConfig) -> PromptTemplate:
         return cls(config.prompt_template, config.final_answer)
 
-    def _refused(self, reason: object) -> ConfigError:
+    def _unusable(self, reason: object) -> ConfigError:
         return ConfigError(f"{_PATH} is {self._name!r}, but it cannot be used ({reason}): correct the file")
 
     def _rendered(self, problem: Problem) -> TemplateModule:
@@ -130,42 +130,42 @@ class PromptTemplate:
         try:
             return self._jinja.make_module(variables | {"columns": problem.columns})
         except (TemplateError, TypeError, ValueError, AttributeError) as error:
-            raise self._refused(f"of the question {problem.question[:80]!r}: {error}") from error
+            raise self._unusable(f"of the question {problem.question[:80]!r}: {error}") from error
 
     def prompt(self, problem: Problem) -> str:
-        """Returns what the model is given (of a chat, the user's message)."""
+        """Returns the prompt of the model (in a chat, the user's message)."""
         return str(self._rendered(problem))
 
     def completion(self, problem: Problem, chain_of_thought: bool) -> str:
-        """Returns a right completion, with its steps if asked for, without an end-of-sequence token.
+        """Returns a correct completion, with the solution if `chain_of_thought`, without an end-of-sequence token.
 
         Raises:
             ConfigError: the template has no macro of this name.
         """
-        written = getattr(self._rendered(problem), "completion", None)
-        if written is None:
-            raise self._refused("it has no macro completion(solution, answer), which fine-tuning needs")
-        return str(written(problem.solution or "" if chain_of_thought else "", problem.answer))
+        macro = getattr(self._rendered(problem), "completion", None)
+        if macro is None:
+            raise self._unusable("it has no macro completion(solution, answer), which fine-tuning needs")
+        return str(macro(problem.solution or "" if chain_of_thought else "", problem.answer))
 
     def final_answer(self, completion: str) -> str | None:
-        """Returns what the first rule finds, stripped; None where a completion gives no answer."""
-        return next((found for rule in self._rules if (found := (rule(completion) or "").strip())), None)
+        """Returns the match of the first rule that has one, stripped; None if the completion has no final answer."""
+        return next((answer for rule in self._rules if (answer := (rule(completion) or "").strip())), None)
 
     def is_formatted(self, completion: str) -> bool:
-        """Returns whether it has a final answer, and the template's format where it sets one."""
+        """Returns whether a completion has a final answer, and matches the template's format if it has one."""
         fits = self._format is None or self._format.fullmatch(completion) is not None
         return fits and self.final_answer(completion) is not None
 
 
 def _pattern(text: object, groups: int, path: str) -> re.Pattern[str]:
-    """Returns a compiled pattern with so many groups."""
+    """Returns a compiled pattern with this number of groups."""
     rule = f"it is one of {', '.join(_RULES)}, or " if groups else "a format is "
     rule += f"a regular expression with {groups} capturing groups"
     plain = isinstance(text, str) and all(c.isprintable() or c in "\n\t" for c in text)
     require(plain, path, text, rule, "write \\\\b for \\b in a string of a Jinja file")
     try:
-        found = re.compile(str(text))
+        pattern = re.compile(str(text))
     except re.error as error:
         raise ConfigError(f"{path} is {text!r}, but {rule} ({error}): correct it") from error
-    require(found.groups == groups, path, text, rule, "write (?:...) for groups that only hold together")
-    return found
+    require(pattern.groups == groups, path, text, rule, "write (?:...) for groups that do not capture")
+    return pattern

@@ -1,11 +1,11 @@
-"""Recorded episodes, whatever their format: frames are read one by one, as LeRobot's own library reads them.
+"""Recorded episodes of any format, read frame by frame as in LeRobot's library.
 
     format            read by        vectors              images
-    LeRobot v3, v2    lerobot.py     in memory            decoded when they are asked for, from videos or PNG
-    RLDS              rlds.py        in memory            decoded when they are asked for, from JPEG or PNG
+    LeRobot v3, v2    lerobot.py     in memory            decoded on request, from videos or PNG
+    RLDS              rlds.py        in memory            decoded on request, from JPEG or PNG
 
-A frame is an env step: what was observed, and the action that was taken there.  Frames of all episodes are counted
-through, in the order of episodes.  Features have LeRobot's names and descriptions, {name: {dtype, shape, names}}.
+A frame is an env step: an observation, and the action that was taken in it.  Frames are numbered over all episodes, in
+the order of episodes.  Features have LeRobot's names and descriptions, {name: {dtype, shape, names}}.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from rlinf_embodied.data.statistics import QUANTILES, Statistics, combine, image
 from rlinf_embodied.errors import DataError
 
 ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
-_BEGINNINGS = (IMAGES, "observation.image.", "observation.")  # what a camera's name is without
+_PREFIXES = (IMAGES, "observation.image.", "observation.")  # of image features, removed from cameras' names
 _TOLERANCE_S = 1e-4  # of a delta_timestamp from a multiple of 1 / fps
 
 
 class RecordedDataset(ABC):
-    """A dataset of E episodes and F frames; nothing but its descriptions is read until frames are asked for.
+    """A dataset of E episodes and F frames; only its descriptions are read until frames are requested.
 
     `dataset[k]` is the item of frame k as a dict of tensors: vectors float32, whole numbers int64, images float32
-    [3, H, W] in [0, 1], and the task in words.  A feature of `delta_timestamps` has a leading axis, an entry for each
-    of these seconds from the frame on, and `<feature>_is_pad`, bool: entries beyond the episode repeat its first or
-    last frame and are flagged.
+    [3, H, W] in [0, 1], and the task as text.  A feature of `delta_timestamps` has a leading axis, an entry for each of
+    these offsets in seconds, and a bool tensor `<feature>_is_pad`: entries beyond the episode repeat its first or last
+    frame and are flagged.
     """
 
     fps: float
     features: Mapping[str, Mapping[str, Any]]
     lengths: np.ndarray  # int64 [E], frames of each episode
-    where: str  # the beginning of an error
-    measured: Mapping[str, Statistics]  # statistics that the dataset brings with it, by feature
+    where: str  # the beginning of error messages
+    measured: Mapping[str, Statistics]  # statistics stored in the dataset, by feature
 
     def __init__(self, delta_timestamps: Mapping[str, Sequence[float]] | None = None) -> None:
-        """Takes the windows of items, when features and fps are known.
+        """Takes the windows of items; `features` and `fps` must be set before.
 
         Raises:
-            DataError: there is no such feature, or a time is no multiple of 1 / fps.
+            DataError: a feature does not exist, or a time is not a multiple of 1 / fps.
         """
         self._deltas: dict[str, list[int]] = {}
         for name, seconds in (delta_timestamps or {}).items():
@@ -70,12 +70,12 @@ class RecordedDataset(ABC):
 
     @abstractmethod
     def task(self, row: int) -> str:
-        """Returns what is to be done in a frame, in words."""
+        """Returns the instruction of a frame."""
 
     @property
     @abstractmethod
     def tasks(self) -> tuple[str, ...]:
-        """What its episodes do, in words."""
+        """The instructions of the dataset."""
 
     # ----------------------------------------------------------------------------------------------------- descriptions
     def __len__(self) -> int:
@@ -88,27 +88,27 @@ class RecordedDataset(ABC):
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """The frame behind the last one of each episode, int64 [E]."""
+        """The frame after the last one of each episode, int64 [E]."""
         return np.cumsum(self.lengths)
 
     @cached_property
     def cameras(self) -> dict[str, str]:
-        """The feature of each camera, by the camera's name, which is that of the feature without its beginning."""
-        found = {}
+        """The feature of each camera by the camera's name, which is the feature's name without its prefix."""
+        cameras = {}
         for feature in self.features:
             if self.features[feature]["dtype"] in ("image", "video"):
-                beginning = next((b for b in _BEGINNINGS if feature.startswith(b)), "")
-                found[feature.removeprefix(beginning)] = feature
-        return found
+                prefix = next((prefix for prefix in _PREFIXES if feature.startswith(prefix)), "")
+                cameras[feature.removeprefix(prefix)] = feature
+        return cameras
 
     @cached_property
     def states(self) -> dict[str, int]:
-        """The lengths of the features that make up the robot's state, by name: observation.state, or all below it."""
+        """The lengths of the features of the robot's state, by name: observation.state, or those that start with it."""
         sizes = {name: self.size(name) for name in self.features if name == STATE or name.startswith(STATE + ".")}
         return {name: size for name, size in sizes.items() if size is not None}
 
     def size(self, name: str) -> int | None:
-        """Returns the number of entries of a vector feature, None without such a feature."""
+        """Returns the number of entries of a vector feature, None if there is no such feature."""
         shape = self.features.get(name, {}).get("shape")
         return int(shape[0]) if shape and len(shape) == 1 else None
 
@@ -124,7 +124,7 @@ class RecordedDataset(ABC):
         """All features but images, [F, ...].
 
         Raises:
-            DataError: a file is missing or damaged, or does not hold what the descriptions promise.
+            DataError: a file is missing or damaged, or does not match the descriptions.
         """
         return self._read_columns()
 
@@ -139,14 +139,14 @@ class RecordedDataset(ABC):
         return range(int(self.ends[episode] - self.lengths[episode]), int(self.ends[episode]))
 
     def window(self, rows: np.ndarray, deltas: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the frames at these distances from frames [B], int64 [B, W], and whether they lie beyond the episode.
+        """Returns the frames at these offsets from frames [B], int64 [B, W], and whether they lie beyond the episode.
 
-        Those beyond, where the mask bool [B, W] is True, are the episode's first or last frame.
+        Where this mask, bool [B, W], is True, the frame is the episode's first or last one.
         """
         episode = np.searchsorted(self.ends, rows, side="right")
         first, last = (self.ends - self.lengths)[episode][:, None], self.ends[episode][:, None] - 1
-        wanted = rows[:, None] + np.asarray(deltas)
-        return wanted.clip(first, last), (wanted < first) | (wanted > last)
+        frames = rows[:, None] + np.asarray(deltas)
+        return frames.clip(first, last), (frames < first) | (frames > last)
 
     def images(self, camera: str, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Returns a camera's images of frames, uint8 [len(rows), H, W, 3]; each frame is decoded once.
@@ -182,7 +182,7 @@ class RecordedDataset(ABC):
 
     # ------------------------------------------------------------------------------------------------------- statistics
     def statistics(self, names: Sequence[str]) -> dict[str, Statistics]:
-        """Returns the statistics of features; those that the dataset does not bring with it are computed."""
+        """Returns the statistics of features; computes those that the dataset does not contain."""
         known = {n: s for n, s in self.measured.items() if {*QUANTILES, "mean", "std", "min", "max"} <= s.keys()}
         return {name: known[name] if name in known else self.compute_statistics(name) for name in names}
 
@@ -190,8 +190,8 @@ class RecordedDataset(ABC):
         """Returns the statistics of actions relative to the state at the start of their chunk.
 
         Args:
-            chunk: actions of a chunk; those that begin too late to be whole are left out.
-            relative: of each dimension of an action, whether the state's is subtracted.
+            chunk: actions per chunk; incomplete chunks at an episode's end are left out.
+            relative: for each dimension of an action, whether the state's is subtracted.
         """
         parts = []
         for frames in map(self.frames, range(self.num_episodes)):

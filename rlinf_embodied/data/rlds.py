@@ -1,18 +1,18 @@
 """RLDS datasets (of Open X-Embodiment), read without TensorFlow: TFRecord files that hold an episode per record.
 
-features.json           what a step holds: action, observation/..., language_instruction
+features.json           features of a step: action, observation/..., language_instruction
 <name>-train.tfrecord-* records: length (8 bytes), its checksum (4), a tf.train.Example, its checksum (4)
 
     Example {1: Features {1: entry {1: name, 2: Feature {1: bytes list | 2: float list | 3: int64 list}} ...}}
 
-An entry holds the values of all steps, one after the other.  Checksums are not compared.
+An entry holds the values of all steps, one after the other.  Checksums are not verified.
 
     steps/action                     action
     steps/observation/<image>        observation.images.<image>
     steps/observation/<vector>       observation.<vector>
     steps/<other>                    <other>
 
-RLDS does not say how many steps a second has: fps is 1, and timestamps count steps.
+RLDS does not record the number of steps per second: fps is 1, and timestamps count steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DTYPES = {"float32": np.float32, "float64": np.float32, "bool": np.bool_}
 
 
 class RldsDataset(RecordedDataset):
-    """A folder of one version of a dataset, as tensorflow_datasets writes it; its train split, if it has several."""
+    """A folder of one version of a dataset, as tensorflow_datasets writes it; only its train split if it has one."""
 
     fps = 1.0
 
@@ -47,19 +47,20 @@ class RldsDataset(RecordedDataset):
         """Reads the descriptions and the lengths of the episodes; arguments as LeRobotDataset.
 
         Raises:
-            DataError: it is no such folder, a file is damaged, or there is no episode.
+            DataError: the folder is not an RLDS dataset, a file is damaged, or there is no episode.
         """
         self.where, self.measured = f"{named} is {str(folder)!r}", {}
         path = folder / DESCRIPTION
         try:
-            found = dict(_leaves(json.loads(path.read_text(encoding="utf-8"))))
+            described = dict(_leaves(json.loads(path.read_text(encoding="utf-8"))))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{self.where}, but {path} cannot be read ({error!r}): give the folder of an RLDS dataset"
             ) from error
-        self._names = {_named(name, feature): name for name, feature in found.items() if name.startswith(_STEPS)}
-        self._texts = [name for name in found if name.startswith(_STEPS) and name.endswith("instruction")]
-        self.features = {name: _described(found[theirs]) for name, theirs in self._names.items()}
+        steps = {name: feature for name, feature in described.items() if name.startswith(_STEPS)}
+        self._names = {_lerobot_name(name, feature): name for name, feature in steps.items()}
+        self._texts = [name for name in steps if name.endswith("instruction")]
+        self.features = {name: _lerobot_feature(described[record_name]) for name, record_name in self._names.items()}
         self.features = {n: f for n, f in self.features.items() if f["dtype"] != "text" and min(f["shape"]) > 0}
         counted = {"timestamp": "float32"} | dict.fromkeys(
             ("frame_index", "episode_index", "index", "task_index"), "int64"
@@ -74,7 +75,7 @@ class RldsDataset(RecordedDataset):
         super().__init__(delta_timestamps)
 
     def _records(self, path: Path) -> Iterator[dict[str, _Feature]]:
-        """Yields the features of every record; nothing of them is copied."""
+        """Yields the features of every record; nothing is copied."""
         if path.stat().st_size == 0:
             return
         with path.open("rb") as file:
@@ -91,16 +92,16 @@ class RldsDataset(RecordedDataset):
             at = end + _FOOTER
 
     def _length(self, episode: Mapping[str, _Feature]) -> int:
-        """Returns the number of steps, which the shortest feature tells."""
+        """Returns the number of steps, computed from the feature with the fewest values per step."""
         sizes = {n: int(np.prod(f["shape"])) for n, f in self.features.items() if n in self._names}
         name = min((n for n in sizes if n not in self.cameras.values()), key=lambda n: sizes[n])
         return len(self._values(episode, name)) // sizes[name]
 
     def _values(self, episode: Mapping[str, _Feature], name: str) -> Any:
-        theirs = self._names[name]
-        if theirs not in episode:
-            raise DataError(f"{self.where}, but a record has no {theirs} of {DESCRIPTION}: copy the dataset anew")
-        return _decoded(episode[theirs])
+        record_name = self._names[name]
+        if record_name not in episode:
+            raise DataError(f"{self.where}, but a record has no {record_name} of {DESCRIPTION}: copy the dataset anew")
+        return _decoded(episode[record_name])
 
     # ----------------------------------------------------------------------------------------------------------- frames
     def _read_columns(self) -> dict[str, np.ndarray]:
@@ -122,39 +123,39 @@ class RldsDataset(RecordedDataset):
         of_task = {task: number for number, task in enumerate(self.tasks)}
         return columns | {
             "timestamp": steps.astype(np.float32),
-            "task_index": np.array([of_task[words] for words in self._words], np.int64),
+            "task_index": np.array([of_task[instruction] for instruction in self._instructions], np.int64),
         }
 
     def _read_images(self, feature: str, rows: np.ndarray) -> np.ndarray:
-        found, episodes = [], np.searchsorted(self.ends, rows, side="right")
+        images, episodes = [], np.searchsorted(self.ends, rows, side="right")
         for number in np.unique(episodes):
             stored = self._values(self._episodes[number], feature)
             for row in rows[episodes == number] - (self.ends - self.lengths)[number]:
                 try:
-                    found.append(np.asarray(Image.open(io.BytesIO(stored[row])).convert("RGB")))
+                    images.append(np.asarray(Image.open(io.BytesIO(stored[row])).convert("RGB")))
                 except (OSError, IndexError) as error:
                     what = f"{feature} of step {row} of episode {number}"
                     raise DataError(f"{self.where}, but {what} cannot be read ({error}): leave it out") from error
-        return np.stack(found)
+        return np.stack(images)
 
     @cached_property
-    def _words(self) -> list[str]:
-        """The instruction of every step; "" where the dataset has none."""
+    def _instructions(self) -> list[str]:
+        """The instruction of every step; "" if the dataset has none."""
         if not self._texts:
             return [""] * len(self)
         return [bytes(text).decode() for episode in self._episodes for text in _decoded(episode[self._texts[0]])]
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._words))
+        return tuple(dict.fromkeys(self._instructions))
 
     def task(self, row: int) -> str:
-        return self._words[row]
+        return self._instructions[row]
 
 
 # ------------------------------------------------------------------------------------------------------- descriptions
 def _leaves(feature: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields names in records, and descriptions, of what features.json describes."""
+    """Yields the leaf features of features.json: their names in records, and their descriptions."""
     if "featuresDict" in feature:
         for key, part in feature["featuresDict"]["features"].items():
             yield from _leaves(part, f"{name}/{key}" if name else key)
@@ -164,8 +165,8 @@ def _leaves(feature: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, M
         yield name, feature
 
 
-def _described(feature: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a feature's description in LeRobot's form; one that cannot be read has a dtype "text"."""
+def _lerobot_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a feature's description in LeRobot's form; text and unsupported ones have the dtype "text"."""
     for kind in ("image", "tensor"):
         if kind in feature:
             shape = [int(size) for size in feature[kind]["shape"].get("dimensions", [])] or [1]
@@ -176,18 +177,18 @@ def _described(feature: Mapping[str, Any]) -> dict[str, Any]:
     return {"dtype": "text", "shape": [1], "names": None}
 
 
-def _named(name: str, feature: Mapping[str, Any]) -> str:
-    """Returns LeRobot's name of what records call `name`."""
+def _lerobot_name(name: str, feature: Mapping[str, Any]) -> str:
+    """Returns LeRobot's name of the feature that records call `name`."""
     name = name.removeprefix(_STEPS)
     if not name.startswith(_OBSERVATION):
         return name.replace("/", ".")
-    beginning = IMAGES if "image" in feature else "observation."
-    return beginning + name.removeprefix(_OBSERVATION).replace("/", ".")
+    prefix = IMAGES if "image" in feature else "observation."
+    return prefix + name.removeprefix(_OBSERVATION).replace("/", ".")
 
 
 # --------------------------------------------------------------------------------------------- protobuf's wire format
 def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
-    """Yields (number, value) of a message's fields: whole numbers, or bytes as a view."""
+    """Yields (number, value) of a message's fields: integers, or bytes as a view."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -203,13 +204,13 @@ def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
         else:
             raise ValueError(f"a field of the unknown type {wire}")
         if at + size > len(message):
-            raise ValueError("a field ends behind its message")
+            raise ValueError("a field ends after its message")
         yield key >> 3, message[at : at + size]
         at += size
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Returns a whole number, and where the next field begins."""
+    """Returns an integer, and the position after it."""
     value = shift = 0
     while True:
         byte = message[at]
@@ -220,12 +221,12 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 def _example(record: memoryview) -> dict[str, _Feature]:
     """Returns the features of a tf.train.Example by name, not decoded."""
-    found = {}
+    features_by_name = {}
     for _, features in _fields(record):
         for _, entry in _fields(features):
             parts = dict(_fields(entry))
-            found[bytes(parts[1]).decode()] = parts.get(2, memoryview(b""))
-    return found
+            features_by_name[bytes(parts[1]).decode()] = parts.get(2, memoryview(b""))
+    return features_by_name
 
 
 def _decoded(feature: _Feature) -> np.ndarray | list[memoryview]:
