@@ -1,7 +1,7 @@
-"""Tools around the core, which never imports them: what they measure or break is the same code that trains.
+"""Tools around the core, which never imports them; they run the same code as a training.
 
-chaos.py           faults by a schedule while a training runs; disturbances.py does the harm
+chaos.py           schedules faults while a training runs; disturbances.py injects them
 emulation.py       runs plans, and a launch's probes, on real workers whose stages sleep (emulated_stage.py)
 plans.py           profiles, described clusters and plans by name
-memory.py          what a large policy holds, and where it fits; counted on the meta device
+memory.py          memory of large policies, counted on the meta device
 """

@@ -1,4 +1,4 @@
-"""A Ray session whose workers are killed, stopped or made to fail by a schedule of faults."""
+"""A Ray session that kills or stops workers, or makes calls fail, by a schedule of faults."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rlinf_embodied.tools.chaos import Chaos, Fault
 from rlinf_embodied.workflow.graph import StageSpec
 
 LEARNERS = ("actor", "critic")
-_DEMONSTRATES = ("open_sources", "collect", "prepare")  # of the learner of a warm start
-_TOOL_WITHIN_S = 60.0  # of a loop's call, in which a tool may not be called
+_WARM_START_METHODS = ("open_sources", "collect", "prepare")  # of a warm start's learner
+_TOOL_WITHIN_S = 60.0  # how long to wait for a tool's process in a loop's call, which may start none
 _METHODS = {
     "export_weights": "transfer",
     "install_weights": "transfer",
@@ -32,7 +32,7 @@ _METHODS = {
 
 def phase_of(stage: str, method: str) -> str:
     """Returns the phase that a call belongs to."""
-    if stage in ("new policy", "fine_tuning") or method in _DEMONSTRATES:
+    if stage in ("new policy", "fine_tuning") or method in _WARM_START_METHODS:
         return "warm start"
     if stage.startswith("eval") or stage == "answers":
         return "evaluation"
@@ -40,7 +40,7 @@ def phase_of(stage: str, method: str) -> str:
 
 
 class ChaosSession(RaySession):
-    """Ray workers that meet the faults of a `Chaos`, each in its phase."""
+    """Ray workers with the faults of a `Chaos`, each in its phase."""
 
     def __init__(self, config: ClusterConfig, chaos: Chaos) -> None:
         super().__init__(config.object_store_bytes, config.hang_after_s, config.first_progress_s)
@@ -52,7 +52,7 @@ class ChaosSession(RaySession):
             self._strike(fault, [context.worker for context in contexts], f"{spec.name}.setup")
         elif fault is not None:
             self._chaos.happens(fault, self.attempt, f"worker {contexts[0].worker}, {spec.name}.setup")
-            spec = replace(spec, config=None)  # every stage needs one
+            spec = replace(spec, config=None)  # fails, since every stage needs one
         return super().add_stage(spec, contexts)
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
@@ -68,7 +68,7 @@ class ChaosSession(RaySession):
         worker, call, payloads = calls[chosen]
         if fault.kind == "exception":
             self._chaos.happens(fault, self.attempt, f"worker {worker}, {call}")
-            unknown = f"fault_{len(self._chaos.come)}"  # to the worker; the call keeps its number of results
+            unknown = f"fault_{len(self._chaos.come)}"  # no stage has it; the number of results is kept
             wrong = replace(call, method=unknown) if len(call.makers) == 1 else replace(call, partner=unknown)
             calls = [*calls[:chosen], (worker, wrong, payloads), *calls[chosen + 1 :]]
         else:
@@ -76,22 +76,22 @@ class ChaosSession(RaySession):
         return super().submit(calls, collective)
 
     def _kill_tool(self, fault: Fault) -> None:
-        """Waits until a tool's program runs, and kills it, or one of the processes around it."""
+        """Waits until a tool's program runs, and kills it or another process of the tool."""
         end = time.monotonic() + _TOOL_WITHIN_S
         while time.monotonic() < end:
             for worker, pid in self.processes().items():
-                if len(found := descendants(pid)) > 1:  # one waits for programs
-                    chosen = int(fault.draw * len(found))
-                    _send(found[chosen], signal.SIGKILL)
-                    met = f"worker {worker} (pid {pid}), process {chosen + 1} of {len(found)} of its tool"
+                if len(tool := descendants(pid)) > 1:  # more than the process that waits for programs
+                    chosen = int(fault.draw * len(tool))
+                    _send(tool[chosen], signal.SIGKILL)
+                    met = f"worker {worker} (pid {pid}), process {chosen + 1} of {len(tool)} of its tool"
                     return self._chaos.happens(fault, self.attempt, met)
             time.sleep(0.001)
 
     def _strike(self, fault: Fault, workers: Sequence[int], call: str) -> None:
-        known = [(worker, pid) for worker, pid in self.processes().items() if worker in workers]
-        if not known:
+        targets = [(worker, pid) for worker, pid in self.processes().items() if worker in workers]
+        if not targets:
             return
-        worker, pid = known[int(fault.draw * len(known))]
+        worker, pid = targets[int(fault.draw * len(targets))]
         self._chaos.happens(fault, self.attempt, f"worker {worker} (pid {pid}), {call}")
         timer = threading.Timer(fault.delay_s, _send, (pid, getattr(signal, fault.kind)))
         timer.daemon = True
@@ -99,13 +99,13 @@ class ChaosSession(RaySession):
 
 
 def descendants(pid: int) -> list[int]:
-    """Returns the processes that a process has started, each followed by those that it has started."""
-    found: list[int] = []
-    with suppress(OSError):  # it ended just now
+    """Returns the ids of a process's descendants, each followed by its own descendants."""
+    pids: list[int] = []
+    with suppress(OSError):  # the process has ended
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, path.read_text().split()):
-                found += [child, *descendants(child)]
-    return found
+                pids += [child, *descendants(child)]
+    return pids
 
 
 def _send(pid: int, number: int) -> None:

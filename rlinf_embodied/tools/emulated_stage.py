@@ -1,17 +1,17 @@
-"""What an emulated worker runs: stages that sleep instead of computing, on a device with a clock and a memory.
+"""The stages of emulated workers: they sleep instead of computing, on a device with a clock and a memory.
 
-    Parcel      stands for a block's data: where it lies and when, in emulated seconds, it was ready
-    arrival     its ready_s plus the wire, if it lies on another device: both ends serve one parcel at a time
-    call        begins when the device is free and everything has arrived, takes what the profile says, and returns when
-                the wall clock shows the end: start + end_s * scale
+    Parcel      represents a block's data: its device, and when it was ready, in emulated seconds
+    arrival     ready_s plus the transfer from another device; sender and receiver handle one parcel at a time
+    call        begins when the device is free and all inputs have arrived, takes the seconds of the profile, and
+                returns when the wall clock reaches its end: start + end_s * scale
 
 Executor, workers, messages, waiting and locks are the real ones; only the work is replaced.  Each call sleeps until a
-deadline that follows from the deadlines of its inputs, not for a duration that starts when it got round to it.  So the
-overhead of a hop (a millisecond, which a time scale of 0.02 would turn into 50) does not add up along a chain of calls
-as long as the machine keeps up; where it does not, calls end late on the wall clock, and the result says by how much.
-A wrong order of submission or a missed overlap shows all the same: a worker takes its calls one after the other.
+deadline computed from the deadlines of its inputs, not for a duration from when it actually started.  So the overhead
+of a hop (a millisecond, which a time scale of 0.02 would turn into 50) does not add up along a chain of calls as long
+as the machine keeps up.  If it does not, calls end late on the wall clock, and the result reports by how much.  A wrong
+order of submission or a missed overlap is still visible: a worker runs its calls one after the other.
 
-Nothing here imports torch: a sleeping worker needs no core and little memory.
+This module does not import torch: a sleeping worker needs no core and little memory.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ NO_WEIGHTS = WeightProfile(0.0)
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The message of every step: when the iteration began, and wall seconds per emulated second."""
+    """The message of every step: the iteration, when it began, and wall seconds per emulated second."""
 
     iteration: int
     wall_s: float  # on the wall clock
     scale: float
-    begin_s: float = 0.0  # in emulated seconds: nothing that is submitted in it begins earlier
+    begin_s: float = 0.0  # emulated seconds: no call of the iteration begins earlier
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Stands for a block's data, or for weights."""
+    """Represents a block's data, or weights."""
 
-    stage: str  # that made it
+    stage: str  # that produced it
     device: int
     ready_s: float  # emulated seconds
-    place: int = 0  # among the blocks of its call: they leave the device one after the other
+    place: int = 0  # position among the blocks of its call, which are sent one after the other
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A stage's report: when its call ended, and what its device held at most since the run began."""
+    """A stage's report: when its call ended, and the peak memory of its device since the run began."""
 
     end_s: float
     peak_bytes: float
@@ -60,14 +60,14 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStageConfig:
-    """What a stage needs to know of itself and of the cluster."""
+    """The stage's profile, and its cluster."""
 
     run: str  # stages of one run share their device's clock and memory
     profile: StageProfile
     items_per_block: int
     cluster: Cluster
     slowdown: tuple[float, ...]  # of this stage on each device
-    answers: bool = False  # the answering side of a loop
+    answers: bool = False  # whether it is the answering side of a loop
     bytes_per_block: Mapping[str, float] = field(default_factory=dict)  # from each source
     exports: WeightProfile = NO_WEIGHTS
     installs: WeightProfile = NO_WEIGHTS
@@ -79,8 +79,8 @@ class EmulatedDevice:
     def __init__(self, number: int, memory_bytes: float) -> None:
         self.number, self.memory_bytes = number, memory_bytes
         self.start = Start(-1, 0.0, 0.0)
-        self.held: dict[str, float] = {}  # bytes of each stage, loaded or offloaded
-        self.free_s = 0.0  # when it has done all calls so far
+        self.held: dict[str, float] = {}  # resident bytes of each stage, loaded or offloaded
+        self.free_s = 0.0  # end of the last call
         self.peak_bytes = 0.0
         self.spans: list[Span] = []  # of this iteration's calls
 
@@ -92,7 +92,7 @@ class EmulatedDevice:
 
 
 class EmulatedStage:
-    """Any stage of a workflow, on emulated devices: leaf, either side of a loop, source and target of weights."""
+    """Any stage of a workflow on an emulated device: a leaf, either side of a loop, source or target of weights."""
 
     def __init__(self, config: EmulatedStageConfig) -> None:
         self._config, self._profile = config, config.profile
@@ -111,7 +111,7 @@ class EmulatedStage:
         self._device.held[self._profile.name] = self._profile.resident(self._owned, self._num_devices)
 
     def _at(self, step_context: StepContext) -> EmulatedDevice:
-        """Returns the device, its clock set forward where a new iteration begins."""
+        """Returns the device; at the start of an iteration its clock is advanced."""
         start, device = step_context.message, self._device
         if isinstance(start, Start) and start != device.start:
             device.start, device.free_s, device.spans = start, max(device.free_s, start.begin_s), []
@@ -127,16 +127,16 @@ class EmulatedStage:
 
     # ------------------------------------------------------------------------------------------------------------- leaf
     def run(self, step_context: StepContext, inputs: Mapping[int, Sequence[Parcel]]) -> Output:
-        """Works on some blocks; a stage with a length distribution hands on what is finished by then."""
+        """Processes some blocks; a stage with a distribution of lengths returns the blocks that finish first."""
         device, parcels = self._at(step_context), [parcel for parts in inputs.values() for parcel in parts]
         begin_s, seconds = max(device.free_s, self._arrival_s(parcels)), self._seconds(len(inputs))
         if self._profile.finish_quantiles and step_context.num_chunks > 1:
-            owned = len(self._blocks)  # all of them are begun at once
+            owned = len(self._blocks)  # all of them start at once
             before = sum(block < min(inputs, default=0) for block in self._blocks) / owned
             seconds = self._seconds(owned) * self._profile.finish_share(before, before + len(inputs) / owned)
         if self._group.size > 1:
-            met = self._group.exchange([begin_s, seconds], [2] * self._group.size)  # pyright: ignore[reportArgumentType]
-            begin_s, seconds = (max(float(given[i]) for given in met) for i in range(2))
+            times = self._group.exchange([begin_s, seconds], [2] * self._group.size)  # pyright: ignore[reportArgumentType]
+            begin_s, seconds = (max(float(pair[i]) for pair in times) for i in range(2))
         return self._output(self._done("run", inputs, begin_s, seconds))
 
     # ------------------------------------------------------------------------------------------------------------- loop
@@ -149,12 +149,12 @@ class EmulatedStage:
         return self._done("step", messages, self._arrival_s(messages.values()), seconds)
 
     def close(self, step_context: StepContext, messages: Mapping[int, Parcel | None]) -> Output:
-        """Ends the loop; the answering side values what it is shown last."""
+        """Ends the loop; the answering side evaluates the last messages."""
         self._at(step_context)
-        shown = [parcel for parcel in messages.values() if parcel is not None]
+        parcels = [parcel for parcel in messages.values() if parcel is not None]
         fraction = self._profile.bootstrap_fraction if self._config.answers else 0.0
         seconds = fraction * self._seconds(len(messages))
-        return self._output(self._done("close", messages, self._arrival_s(shown), seconds))
+        return self._output(self._done("close", messages, self._arrival_s(parcels), seconds))
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def export_weights(self, step_context: StepContext) -> Parcel:
@@ -168,19 +168,19 @@ class EmulatedStage:
 
     # ----------------------------------------------------------------------------------------------------- small pieces
     def _done(self, method: str, blocks: Iterable[int], begin_s: float, seconds: float) -> dict[int, Parcel]:
-        name, device, chosen = self._profile.name, self._device, list(blocks)
-        items = len(chosen) * self._config.items_per_block
+        name, device, processed = self._profile.name, self._device, list(blocks)
+        items = len(processed) * self._config.items_per_block
         working_bytes = self._profile.working(items, self._num_devices) if seconds else 0.0
         needed = sum(device.held.values()) + working_bytes
         device.peak_bytes = max(device.peak_bytes, needed)
         held = ", ".join(f"{stage} {num_bytes / 1e9:.2f}" for stage, num_bytes in device.held.items())
-        assert needed <= device.memory_bytes * (1 + 1e-9), (  # else the plan was infeasible, or did not switch
+        assert needed <= device.memory_bytes * (1 + 1e-9), (  # the plan is infeasible, or did not switch
             f"device {device.number} has {device.memory_bytes / 1e9:.2f} GB, but a call of {name} needs "
             f"{needed / 1e9:.2f}: held are {held}, working bytes {working_bytes / 1e9:.2f}"
         )
         end_s = device.work(begin_s, seconds)
         device.spans.append(Span(f"{name}.{method}", name, device.number, "emulated", end_s - seconds, end_s))
-        return {block: Parcel(name, device.number, end_s, place) for place, block in enumerate(chosen)}
+        return {block: Parcel(name, device.number, end_s, place) for place, block in enumerate(processed)}
 
     def _output(self, parcels: dict[int, Parcel]) -> Output:
         device = self._device
@@ -188,23 +188,23 @@ class EmulatedStage:
         return Output(parcels, Finish(spans[-1].end_s, device.peak_bytes, device.start, spans))
 
     def _seconds(self, num_blocks: int) -> float:
-        one = self._profile.call_s(num_blocks * self._config.items_per_block, self._num_devices)
-        return one * self._config.slowdown[self._device.number]
+        seconds = self._profile.call_s(num_blocks * self._config.items_per_block, self._num_devices)
+        return seconds * self._config.slowdown[self._device.number]
 
     def _arrival_s(self, parcels: Iterable[Parcel], num_bytes: float | None = None) -> float:
-        """Returns when everything is here: each device sends, and this one receives, one parcel after the other.
+        """Returns when all parcels have arrived: each device sends, and this one receives, one parcel after the other.
 
-        Each has `num_bytes`; None: as the edges say.
+        `num_bytes`: the size of each parcel; None: that of its edge.
         """
-        sent, cluster, own = [], self._config.cluster, self._device.number
+        sent, cluster, receiver = [], self._config.cluster, self._device.number
         for parcel in parcels:
             size = self._config.bytes_per_block.get(parcel.stage, 0.0) if num_bytes is None else num_bytes
-            near = cluster.place_of(parcel.device).node == cluster.place_of(own).node
+            near = cluster.place_of(parcel.device).node == cluster.place_of(receiver).node
             rate = cluster.links.within_node_bytes_per_s if near else cluster.links.across_nodes_bytes_per_s
-            wire_s = 0.0 if parcel.device == own else size / rate
+            wire_s = 0.0 if parcel.device == receiver else size / rate
             latency_s = cluster.links.latency_s if wire_s else 0.0
             sent.append((parcel.ready_s + parcel.place * wire_s + latency_s, wire_s))
         arrival_s = 0.0
-        for left_s, wire_s in sorted(sent):
-            arrival_s = max(arrival_s, left_s) + wire_s
+        for sent_s, wire_s in sorted(sent):
+            arrival_s = max(arrival_s, sent_s) + wire_s
         return arrival_s

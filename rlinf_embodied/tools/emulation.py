@@ -1,7 +1,7 @@
-"""Runs plans on clusters that are only described: the real executor and workers, with stages that sleep.
+"""Runs plans on emulated clusters: the real executor and workers, with stages that sleep.
 
-What is measured rests on the same times of single calls as what is predicted (a profile's), and on nothing else of the
-planner: which calls overlap, wait and follow each other comes from running them.  See emulated_stage.py for the clock.
+The measurement shares only the times of single calls with the prediction (the profile's), and nothing else with the
+planner: which calls overlap, wait and follow each other results from running them.  emulated_stage.py has the clock.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rlinf_embodied.tools.emulated_stage import NO_WEIGHTS, EmulatedStageConfig,
 from rlinf_embodied.workflow.graph import RepeatDecision, StageSpec, Workflow
 
 _TARGET = "rlinf_embodied.tools.emulated_stage.EmulatedStage"
-_WARM_UP = 0.1  # the first iteration has no switch back before it and is not counted: it may be this much faster
-LEAST_S = 4.0  # wall seconds of an iteration, so that the last hop's overhead is below a percent
-_NUMBERS = itertools.count(1)  # of iterations, by which workers distinguish them
+_WARM_UP = 0.1  # time scale of the first iterations relative to the others: they are not measured
+LEAST_S = 4.0  # minimum wall seconds of an iteration, so that the last hop's overhead is below 1 %
+_NUMBERS = itertools.count(1)  # of iterations, so that workers can tell them apart
 S_PER_CALL = 0.003  # wall seconds that two cores need for a call from submission to receipt, with room to spare
 
 
@@ -43,7 +43,7 @@ class Emulated:
     plan: Plan
     predicted_s: float
     measured_s: tuple[float, ...]  # of each iteration
-    due_s: tuple[float, ...]  # the same without this machine's own slowness: by the deadlines of the calls
+    due_s: tuple[float, ...]  # of each iteration by the deadlines of its calls, without delays of this machine
     peak_bytes: float  # of any device
     wall_s: float  # of all iterations
     scale: float
@@ -55,15 +55,15 @@ class Iterated:
 
     begin: Start
     end_s: float  # emulated seconds by the deadlines of its calls, over all iterations
-    due: tuple[Span, ...]  # of its calls by their deadlines, in emulated seconds
-    spans: tuple[Span, ...]  # of its calls on the wall clock
+    due: tuple[Span, ...]  # its calls by their deadlines, in emulated seconds
+    spans: tuple[Span, ...]  # its calls on the wall clock
     peak_bytes: float
 
 
 def time_scale(pricer: Pricer, plan: Plan) -> float:
     """Returns wall seconds per emulated second at which one machine keeps up with a plan's calls."""
-    found = simulate(plan, pricer)
-    return max(LEAST_S, found.calls * S_PER_CALL) / found.iteration_s
+    simulation = simulate(plan, pricer)
+    return max(LEAST_S, simulation.calls * S_PER_CALL) / simulation.iteration_s
 
 
 def iterations(pricer: Pricer, session: Session, plan: Plan, scales: Sequence[float]) -> list[Iterated]:
@@ -72,7 +72,7 @@ def iterations(pricer: Pricer, session: Session, plan: Plan, scales: Sequence[fl
     Raises:
         WorkerError: the plan needs more memory than a device has.
     """
-    session.clear()  # or stages of the plan before would be switched out for those of this one
+    session.clear()  # otherwise stages of the previous plan would be switched out for those of this one
     executor = Executor(emulated_workflow(pricer, plan.name), plan, session, pricer.cluster)
     done, clock_s = list[Iterated](), 0.0
     for scale in scales:
@@ -92,28 +92,28 @@ def iterations(pricer: Pricer, session: Session, plan: Plan, scales: Sequence[fl
 
 
 def emulate(pricer: Pricer, session: Session, plan: Plan, num_iterations: int, scale: float | None = None) -> Emulated:
-    """Runs a plan for an uncounted iteration (and as many as its fronts run ahead), then for so many.
+    """Runs a plan for 1 + plan.staleness warm-up iterations, then measures `num_iterations`.
 
-    The session's workers are left with the plan's stages.  `scale` are wall seconds per emulated second; None: as fast
-    as this machine can keep up with.
+    The session's workers keep the plan's stages.  `scale`: wall seconds per emulated second; None: the smallest
+    at which this machine keeps up.
     """
-    assert pricer.cluster.emulated, f"cluster {pricer.cluster.name} is a real one"
+    assert pricer.cluster.emulated, f"cluster {pricer.cluster.name} is not emulated"
     scale, before = scale or time_scale(pricer, plan), 1 + plan.staleness
     counted = iterations(pricer, session, plan, [scale * _WARM_UP] * before + [scale] * num_iterations)[before:]
     return Emulated(
         plan=plan,
         predicted_s=simulate(plan, pricer).iteration_s,
-        measured_s=tuple((max(span.end_s for span in one.spans) - one.begin.wall_s) / scale for one in counted),
-        due_s=tuple(one.end_s - one.begin.begin_s for one in counted),
-        peak_bytes=max(one.peak_bytes for one in counted),
+        measured_s=tuple((max(span.end_s for span in done.spans) - done.begin.wall_s) / scale for done in counted),
+        due_s=tuple(done.end_s - done.begin.begin_s for done in counted),
+        peak_bytes=max(done.peak_bytes for done in counted),
         wall_s=time.time() - counted[0].begin.wall_s,
         scale=scale,
     )
 
 
 def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
-    """Returns the workflow with every stage replaced by one that sleeps, for a run of that name."""
-    workflow, run = pricer.workflow, f"{run} {uuid.uuid4().hex[:8]}"  # keeps apart what shares workers
+    """Returns the workflow with every stage replaced by one that sleeps; `run` names the run."""
+    workflow, run = pricer.workflow, f"{run} {uuid.uuid4().hex[:8]}"  # unique, since runs may share workers
     stages = {
         name: replace(
             spec,
@@ -128,10 +128,10 @@ def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
 
 
 def decided(expected: float, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
-    """Ends a repeat so that over the iterations it takes its expected number of rounds on average."""
+    """Ends a repeat such that it averages its expected number of rounds over the iterations."""
     start = of_type(rounds[0], Finish)[0].start
-    wanted = int((start.iteration + 1) * expected) - int(start.iteration * expected)
-    return RepeatDecision(len(rounds) >= wanted, message=start)
+    num_rounds = int((start.iteration + 1) * expected) - int(start.iteration * expected)
+    return RepeatDecision(len(rounds) >= num_rounds, message=start)
 
 
 def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
@@ -156,12 +156,12 @@ def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
 
 # ------------------------------------------------------------------------------------------------------------ a launch
 def emulated_launch(pricer: Pricer, session: Session) -> tuple[Profile, dict[str, float]]:
-    """Does what a launch with plan=auto does before its first iteration, on emulated devices.
+    """Runs the probes of a launch with plan=auto on emulated devices.
 
-    Memory, switches and bytes are not emulated: they are those of the profile that the devices sleep by.
+    Memory, switches and bytes are not emulated: they are copied from the profile that sets the devices' sleeps.
 
     Returns:
-        the profile that the probes measure, and the emulated seconds that each of them took.
+        the profile that the probes measure, and the emulated seconds of each probe.
     """
     truth, planned, probe_s = pricer.profile, probes(pricer.workflow, pricer.cluster), dict[str, float]()
     effort = Effort(pricer.workflow, planned, PlanConfig().profile_budget_s)
@@ -170,18 +170,18 @@ def emulated_launch(pricer: Pricer, session: Session) -> tuple[Profile, dict[str
 
     def measure(probe: Probe) -> None:
         done: list[Iteration] = []
-        found, _ = effort.measure(probe, lambda run, *_: done.append(_probed(pricer, session, probe, run)) or done[-1])
-        for one in found:
-            measured.add(probe, sample(probe, pricer.workflow, one))  # in proportion, see _probed
+        runs, _ = effort.measure(probe, lambda run, *_: done.append(_probed(pricer, session, probe, run)) or done[-1])
+        for one in runs:
+            measured.add(probe, sample(probe, pricer.workflow, one))  # work behind loops is scaled in _probed
         for stage, known in truth.stages.items():
-            cell, shown = probe.cell(stage), measured.stages[stage]
-            shown.resident[cell], shown.working[cell] = (at(*cell) for at in (known.resident, known.working))
+            cell, samples = probe.cell(stage), measured.stages[stage]
+            samples.resident[cell], samples.working[cell] = (at(*cell) for at in (known.resident, known.working))
         steps = [loop.chunk_steps for one in done[-1:] for loop in one.run.loops.values()]
         measured.chunk_steps = max(steps, default=1)
         probe_s[probe.name] = sum(one.seconds for one in done)
 
     for probe in planned:
-        for tried in (probe, switching(probe)):  # where a device does not hold all of its stages, or even one
+        for tried in (probe, switching(probe)):  # the second if a device cannot hold all of its stages at once
             try:
                 measure(tried)
                 break
@@ -189,16 +189,16 @@ def emulated_launch(pricer: Pricer, session: Session) -> tuple[Profile, dict[str
                 if tried is not probe and probe is planned[0]:
                     raise
     for stage, known in truth.stages.items():
-        shown = measured.stages[stage]
-        shown.offloaded_bytes = None if known.stays else known.offloaded_bytes
-        shown.offload_s, shown.onload_s, shown.cores = known.offload_s, known.onload_s, known.cores_per_device
+        samples = measured.stages[stage]
+        samples.offloaded_bytes = None if known.stays else known.offloaded_bytes
+        samples.offload_s, samples.onload_s, samples.cores = known.offload_s, known.onload_s, known.cores_per_device
     profile = profile_of(f"{truth.name} (EMULATED)", pricer.cluster, measured, truth.fingerprint)
     tails = {n: replace(s, finish_quantiles=truth.stages[n].finish_quantiles) for n, s in profile.stages.items()}
     return replace(profile, stages=tails, workload=truth.workload), probe_s
 
 
 def _probed(pricer: Pricer, session: Session, probe: Probe, run: Workflow) -> Iteration:
-    """Returns an iteration of a shortened workflow, in emulated seconds, with as much less work behind loops."""
+    """Returns an iteration of a shortened workflow, in emulated seconds; stages behind loops are scaled accordingly."""
     stages = dict(pricer.profile.stages)
     for name, loop in run.loops.items():
         for stage in run.downstream(*loop.sides):

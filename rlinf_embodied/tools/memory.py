@@ -1,4 +1,4 @@
-"""What a large policy's weights, gradients and optimizer hold on a device, in bytes, and where that fits.
+"""The bytes of a large policy's weights, gradients and optimizer on a device, and where they fit.
 
     n parameters, P of them trained, b bytes per value in a pass (2: bfloat16, 4: float32), N devices
 
@@ -8,9 +8,9 @@
                   and that over earlier ones
     optimizer     8 P (Adam)                     8 P / N
 
-n and P are counted on the model itself, built on torch's meta device without memory.  What passes and rollouts need
-in addition is measured: the working bytes of a profile.  Of a language model's training pass it is counted on the meta
-device as well, allocation by allocation (`pass_bytes`).
+n and P are counted on the model, built on torch's meta device without memory.  The additional memory of passes and
+rollouts is measured: the working bytes of a profile.  For a language model's training pass it is counted on the meta
+device, too, allocation by allocation (`pass_bytes`).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _LEARNER = "actor"  # the stage of a profile whose working bytes are those of tr
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A policy as far as memory is concerned."""
+    """The numbers of a policy's parameters and bytes."""
 
     num_parameters: int
     num_trained: int
     weight_bytes: int  # of passes and rollouts
-    frozen_bytes: int  # of them, those that are not trained
+    frozen_bytes: int  # the part of weight_bytes that is not trained
 
     @classmethod
     def of(cls, module: nn.Module) -> ModelSize:
@@ -57,7 +57,7 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one device holds under an arrangement of rollout and actor, in bytes."""
+    """The bytes that one device holds under an arrangement of rollout and actor."""
 
     learner: str
     devices: str
@@ -68,34 +68,33 @@ class Held:
 
 
 def held(size: ModelSize, num_devices: Sequence[int]) -> Iterator[Held]:
-    """Yields what a device holds under each arrangement of rollout and actor."""
+    """Yields the bytes that a device holds under each arrangement of rollout and actor."""
     view, trained = float(size.weight_bytes), _MASTER * size.num_trained  # an optimizer steps float32
     masters = trained if size.weight_bytes - size.frozen_bytes < trained else 0
     gradients, moments = _REPLICATED_GRADIENTS * trained, _MOMENTS * trained
     yield Held("", "any", "rollout", view)
     yield Held("replicated", "any", "actor, rollout too", view + masters, gradients, moments)
     for number in num_devices:
-        own = (trained + size.frozen_bytes) / number
-        yield Held("sharded", str(number), "actor", own, trained / number, moments / number)
-        yield Held("sharded", str(number), "actor and rollout", own + view, trained / number, moments / number)
+        shard = (trained + size.frozen_bytes) / number
+        yield Held("sharded", str(number), "actor", shard, trained / number, moments / number)
+        yield Held("sharded", str(number), "actor and rollout", shard + view, trained / number, moments / number)
 
 
 def pass_bytes(policy: LanguagePolicy, num_tokens: int) -> float:
     """Returns the peak bytes of a forward and backward pass over one sequence of a model on the meta device.
 
-    They are what the pass allocates: activations and gradients, but no weights.  What a kernel takes for itself is not
-    counted, nor what an allocator loses to fragments.
+    They include activations and gradients, but not the weights, nor the workspace of kernels, nor fragmentation.
     """
     token = lambda number: torch.tensor([number])  # noqa: E731
     batch = TokenBatch(torch.zeros(1, num_tokens, dtype=torch.long, device="meta"), token(1), token(num_tokens))
     with ByteCounter() as counter, _fused_attention():
-        found = policy.log_probs(batch, 1.0, entropy_gradient=False)
-        torch.autograd.grad(found.log_probs.sum(), policy.parameters())
+        outputs = policy.log_probs(batch, 1.0, entropy_gradient=False)
+        torch.autograd.grad(outputs.log_probs.sum(), policy.parameters())
     return float(counter.peak)
 
 
 class ByteCounter(TorchDispatchMode):
-    """Counts the bytes of the meta tensors that are made within its block."""
+    """Counts the bytes of the meta tensors that are created within its block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,9 +104,9 @@ class ByteCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> object:
-        """Runs an operation and counts the storages that it made."""
+        """Runs an operation and counts the storages that it creates."""
         if func is torch.ops.aten._local_scalar_dense.default:
-            return True  # there is no value: a check whether all is well receives True
+            return True  # meta tensors have no value; checks of values succeed
         for leaf in tree_leaves((args, kwargs)):
             self._note(leaf, 0)
         result = func(*args, **(kwargs or {}))
@@ -137,10 +136,10 @@ class ByteCounter(TorchDispatchMode):
 def _fused_attention() -> Iterator[None]:
     """Within the block attention keeps its output and one number per query, as on GPUs.
 
-    On the meta device torch would make the matrix of all pairs.  The function is replaced for all callers, as layers
-    that are computed again in a backward pass run outside of any mode.
+    On the meta device torch would allocate the matrix of all pairs.  The function is replaced for all callers,
+    since layers that are recomputed in the backward pass run outside of any mode.
     """
-    own = F.scaled_dot_product_attention
+    stock = F.scaled_dot_product_attention
 
     def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
         assert attn_mask is None, "a single sequence is causal and needs no mask"
@@ -152,7 +151,7 @@ def _fused_attention() -> Iterator[None]:
     try:
         yield
     finally:
-        F.scaled_dot_product_attention = own
+        F.scaled_dot_product_attention = stock
 
 
 def memory_table(
@@ -161,27 +160,29 @@ def memory_table(
     profile: Profile | None = None,
     counted: Mapping[str, float] | None = None,
 ) -> list[dict[str, str]]:
-    """Returns a table in GB, a row for each way to train and arrangement.
+    """Returns a table in GB, with a row for each training method and arrangement.
 
-    Working bytes are those that a profile measured, or those `counted` of a training pass by the way to train.
+    Working bytes are those of a profile, or, for a training pass, those `counted` by training method.
     """
-    found = []
-    for method, one in ((method, one) for method, size in sizes.items() for one in held(size, config.num_devices)):
+    rows = []
+    arrangements = ((method, one) for method, size in sizes.items() for one in held(size, config.num_devices))
+    for method, arrangement in arrangements:
         stages = () if profile is None else profile.stages.items()
-        called = [stage for name, stage in stages if name != _LEARNER or "actor" in one.stages]
-        trains = counted is not None and "actor" in one.stages
+        called = [stage for name, stage in stages if name != _LEARNER or "actor" in arrangement.stages]
+        trains = counted is not None and "actor" in arrangement.stages
         measured: list[float] = [float(stage.working_bytes.max()) for stage in called]  # of any call
         if counted is not None and trains:
             measured.append(float(counted[method]))
         working = max(measured, default=0.0)
         known = profile is not None or trains
-        parts = {name: getattr(one, name) / _GB for name in ("weights", "gradients", "optimizer")}
+        parts = {name: getattr(arrangement, name) / _GB for name in ("weights", "gradients", "optimizer")}
         total = sum(parts.values()) + working / _GB
         left = config.device_gb - total
-        found.append(
-            {"method": method, "learner": one.learner, "devices": one.devices, "stages": one.stages}
+        rows.append(
+            {"method": method}
+            | {name: getattr(arrangement, name) for name in ("learner", "devices", "stages")}
             | {name: f"{value:.1f}" for name, value in parts.items()}
             | {"working": f"{working / _GB:.1f}" if known else "not measured", "in all": f"{total:.1f}"}
             | {"left": f"{left:.1f}" if left >= 0 else f"lacks {-left:.1f}"}
         )
-    return found
+    return rows

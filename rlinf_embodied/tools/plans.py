@@ -1,6 +1,6 @@
-"""What planning commands are given, by name or path.
+"""Finds the profiles, clusters and plans that planning commands name.
 
-What is found by a name raises a ConfigError where there is nothing of that name, or a file breaks a rule of its format.
+The functions raise ConfigError if nothing has the name, or a file breaks a rule of its format.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, load_profile
 
-_LARGEST = 1e30  # beyond any bytes and rates; products of such numbers stay finite
+_LARGEST = 1e30  # larger than any number of bytes or rate; products of such numbers are finite
 
 
 @dataclass(kw_only=True, slots=True)
 class ClusterFile:
-    """What a file under configs/cluster holds that describes a cluster."""
+    """The content of a file under configs/cluster that describes a cluster."""
 
     name: str
     nodes: list[NodeGroup]
@@ -44,7 +44,7 @@ def find_profile(config: ProfiledConfig) -> Profile:
 
 
 def find_cluster(name: str) -> Cluster:
-    """Returns this machine (`local`), or the cluster that a file under configs/cluster or at a path describes."""
+    """Returns this machine (`local`), or the cluster described by a file under configs/cluster or at a path."""
     if name == "local":
         return local_cluster(None)
     name = f"emulated_{name}" if f"emulated_{name}" in choices("cluster") else name
@@ -53,7 +53,7 @@ def find_cluster(name: str) -> Cluster:
 
 
 def find_file(key: str, name: str, folder: str, suffixes: Sequence[str]) -> Path:
-    """Returns the file that a key names: one of a folder below configs/, or a path with one of the suffixes."""
+    """Returns the file of a name: a file of a folder below configs/, or a path with one of the suffixes."""
     path = Path(name).expanduser()
     if path.suffix in suffixes:
         return path
@@ -67,13 +67,13 @@ def find_file(key: str, name: str, folder: str, suffixes: Sequence[str]) -> Path
 
 
 def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
-    """Returns the cluster that the content of a file describes.
+    """Returns the cluster described by the content of a file.
 
     Raises:
         ConfigError: a key is missing or unknown, or a number is not positive.
     """
     schema = OmegaConf.structured(ClusterFile)
-    OmegaConf.set_readonly(schema.links, False)  # of a frozen dataclass
+    OmegaConf.set_readonly(schema.links, False)  # a frozen dataclass would stay read-only
     try:
         described = OmegaConf.to_object(OmegaConf.merge(schema, data))
     except (OmegaConfBaseException, OverflowError) as error:
@@ -82,16 +82,16 @@ def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
     groups = described.nodes
     if not groups:
         raise ConfigError(f"{path}.nodes is [], but a cluster has at least one group of nodes: describe it")
-    for where, part in ((f"{path}.links", described.links), *((f"{path}.nodes[{i}]", g) for i, g in enumerate(groups))):
+    for key, part in ((f"{path}.links", described.links), *((f"{path}.nodes[{i}]", g) for i, g in enumerate(groups))):
         for name, value in ((entry.name, getattr(part, entry.name)) for entry in fields(part)):
             if name not in ("kind", "beside") and not 0 < value <= _LARGEST:
-                raise ConfigError(f"{where}.{name} is {value!r}, but it is a positive number: correct the file")
+                raise ConfigError(f"{key}.{name} is {value!r}, but it is a positive number: correct the file")
     for i, group in enumerate(groups):
         earlier = {k: g.num_nodes for k, g in enumerate(groups[:i]) if g.beside is None}
         if group.beside is not None and earlier.get(group.beside) != group.num_nodes:
             raise ConfigError(
-                f"{path}.nodes[{i}].beside is {group.beside!r}, but it is the number of an earlier group with separate "
-                "nodes, and as many as these: correct the file"
+                f"{path}.nodes[{i}].beside is {group.beside!r}, but it is the index of an earlier group with as many "
+                "nodes and without `beside`: correct the file"
             )
     return Cluster(
         name=described.name,
@@ -107,25 +107,25 @@ def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
 
 
 def find_named_plans(text: str, pricer: Pricer, num_ranked: int, max_staleness: int = 0) -> list[Plan]:
-    """Returns the plans that a text names, the best first.
+    """Returns the plans that a text names, best first.
 
     Args:
-        text: auto (the best one), all (the best ones, those of every kind among them), a kind (the best one of it), a
-            preset under configs/plan, or a path to a plan file.
-        pricer: what is planned.
-        num_ranked: how many `all` means at least.
-        max_staleness: the largest staleness of those that are searched.
+        text: auto (the best plan), all (the best plans, and the best of every kind), a kind (its best plan), a preset
+            under configs/plan, or a path to a plan file.
+        pricer: predicts the seconds of plans.
+        num_ranked: minimum number of plans of `all`.
+        max_staleness: the largest staleness of searched plans.
 
     Raises:
-        ConfigError, PlanError: there is no such plan, or it does not suit the workflow or the cluster.
+        ConfigError, PlanError: the plan does not exist, or does not fit the workflow or the cluster.
     """
     if text in ("all", "auto", *Kind):
         ranking = rank(pricer, num_ranked, max_staleness=max_staleness)
-        found = [entry for entry in ranking.plans if text in ("all", "auto", entry.kind)]
-        if not found:
+        ranked = [entry for entry in ranking.plans if text in ("all", "auto", entry.kind)]
+        if not ranked:
             raise PlanError(f"plan is {text!r}, but there is none ({'; '.join(ranking.remarks)}): use auto")
         prefix = "" if text == "all" else f"{text} "
-        return [replace(one.plan, name=f"{prefix}{one.label}") for one in (found if text == "all" else found[:1])]
+        return [replace(entry.plan, name=f"{prefix}{entry.label}") for entry in ranked[: None if text == "all" else 1]]
     path = find_file("plan", text, "plan", FILE_SUFFIXES)
     data = read_mapping(path)
     variants = data.get("variants") or [stored_variant(data)]

@@ -73,7 +73,7 @@ def test_the_weights_of_a_disturbed_run_are_those_of_an_undisturbed_one(tmp_path
     lines = (config.folder / "chaos/recoveries.jsonl").read_text().splitlines()
     assert len(lines) >= sum(phase != "tool" for phase, _ in faults)  # whose processes are started again by the tool
     assert {json.loads(line)["error"] for line in lines} <= {"LostWorkerError", "HangError", "WorkerError"}
-    assert f"{len(faults)} of {len(faults)} faults came" in report(made, config.folder / "chaos")
+    assert f"{len(faults)} of {len(faults)} faults injected" in report(made, config.folder / "chaos")
 
 
 def test_a_dry_run_prints_the_training_with_an_iteration_for_each_fault(monkeypatch, capsys) -> None:
