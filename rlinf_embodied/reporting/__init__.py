@@ -1,1 +1,1 @@
-"""Pages of runs: what a run folder holds, how it is drawn, and finished runs side by side."""
+"""HTML reports of one run or several, and summaries over seeds."""

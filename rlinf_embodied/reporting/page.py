@@ -1,4 +1,4 @@
-"""One HTML page of one or several runs with everything inside, and nothing from elsewhere."""
+"""A self-contained HTML page of one or several runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ for (const film of document.querySelectorAll(".films")) {  // videos of a seed p
 
 
 def page(runs: Sequence[Run], video_bytes: int) -> str:
-    """Returns the page: one run from outcome to versions, or several, compared first; videos take so many bytes."""
+    """Returns the page of one run, or of several with a comparison first; videos take at most `video_bytes`."""
     several = len(runs) > 1
     title = f"{len(runs)} runs compared" if several else runs[0].folder.name
     parts = [f"<h1>{escape(title)}</h1>"]
@@ -86,7 +86,7 @@ def page(runs: Sequence[Run], video_bytes: int) -> str:
 
 
 def comparison(runs: Sequence[Run]) -> str:
-    """Returns the runs side by side: outcomes, curves, and in what their settings differ."""
+    """Returns the comparison of runs: outcomes, curves, and the settings that differ."""
     names = list(dict.fromkeys(name for run in runs for name in run.rates))
     rows = []
     for run in runs:
@@ -95,17 +95,17 @@ def comparison(runs: Sequence[Run]) -> str:
         speed = f"{per_iteration:.2f}" if per_iteration else "-"
         state = "finished" if run.finished else "unfinished"
         rows.append([run.folder.name, state, str(run.num_iterations), *cells, str(run.plan.get("name", "-")), speed])
-    judged = [head for name in names for head in (f"{name} before", "after")]
-    outcomes = table(["run", "state", "iterations", *judged, "plan", "s/iteration"], rows)
+    rate_heads = [head for name in names for head in (f"{name} before", "after")]
+    outcomes = table(["run", "state", "iterations", *rate_heads, "plan", "s/iteration"], rows)
     units = sorted({run.unit for run in runs if run.metrics})
-    mixed = missing(f"one axis for runs that count {' and '.join(units)}; see each run's own curves")
-    curves = mixed if len(units) > 1 else sections.curves(runs)
+    no_curves = missing(f"one axis for runs that count {' and '.join(units)}; see each run's own curves")
+    curves = no_curves if len(units) > 1 else sections.curves(runs)
     parts = {"Outcome": outcomes, "Over seeds": _over_seeds(runs), "Learning curves": curves}
     return _headed(parts | {"Settings that differ": _differences(runs)})
 
 
 def _over_seeds(runs: Sequence[Run]) -> str:
-    """Returns the interquartile mean over the seeds of each configuration; "" without two runs that differ by seed."""
+    """Returns the interquartile mean over the seeds of each configuration; "" if no two runs differ only by seed."""
     groups = sections.by_configuration(runs)
     if max(map(len, groups)) < 2:
         return ""

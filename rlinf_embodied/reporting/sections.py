@@ -1,4 +1,4 @@
-"""Sections of a run's page, as HTML; each says what is missing of what it shows."""
+"""Sections of a run's page, as HTML; each names the parts that are missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_TRACES = 16  # dimensions of actions and states that are drawn
 
 # --------------------------------------------------------------------------------------------------------------- pieces
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "wide") -> str:
-    """Returns a table; cells are text, of which "#..." is a link to a place of the page."""
+    """Returns a table; cells are text, and "#..." becomes a link within the page."""
     link = lambda cell: f'<a href="{escape(cell)}">video</a>' if cell.startswith("#") else escape(cell)  # noqa: E731
     cells = lambda row, tag: "".join(f"<{tag}>{link(cell)}</{tag}>" for cell in row)  # noqa: E731
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
@@ -35,7 +35,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "wide"
 
 
 def missing(why: str) -> str:
-    """Returns a remark on what is missing."""
+    """Returns a paragraph that names a missing part."""
     return f'<p class="missing">Missing: {escape(why)}.</p>'
 
 
@@ -50,7 +50,7 @@ def measured(result: Mapping[str, Any], name: str) -> str:
 
 
 def latest(run: Run, name: str) -> str:
-    """Returns a metric after training; of a run that did not end, its rate in the last iterations."""
+    """Returns a metric after training, or for an unfinished run its rate in the last iterations."""
     if run.after:
         return measured(run.after, name)
     last = pooled(run, name)[-1:]
@@ -58,19 +58,19 @@ def latest(run: Run, name: str) -> str:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Returns a value, as text, for each dotted key: {"run": {"seed": 1}} gives {"run.seed": "1"}."""
-    found: dict[str, str] = {}
+    """Returns the value of each dotted key, as text: {"run": {"seed": 1}} gives {"run.seed": "1"}."""
+    values: dict[str, str] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            values |= flat(value, f"{prefix}{key}.")
         else:
             text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
-            found[f"{prefix}{key}"] = text.removesuffix("\n...\n").strip()
-    return found
+            values[f"{prefix}{key}"] = text.removesuffix("\n...\n").strip()
+    return values
 
 
 def by_configuration(runs: Sequence[Run]) -> list[list[Run]]:
-    """Returns the runs in groups whose settings differ by run.seed and run.dir alone, in the order of their first."""
+    """Returns groups of runs whose settings differ only by run.seed and run.dir, in the order of their first runs."""
     groups: dict[str, list[Run]] = {}
     for k, run in enumerate(runs):
         config = {key: value for key, value in flat(run.config).items() if key not in ("run.seed", "run.dir")}
@@ -96,16 +96,16 @@ def _drawn(figure: Figure | None, title: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- sections
 def outcome(run: Run) -> str:
-    """What came of it: state, metrics before and after, seconds, digest of the weights."""
+    """Returns the outcome: state, metrics before and after, seconds, digest of the weights."""
     number = run.num_iterations
     kept = f"Finished after {number} iterations. Weights: {kept_weights(run.kept, number)}."
     state = kept if run.finished else f"Not finished: {number} iterations."
     text = f"<p><b>{state}</b></p>"
     text += missing(f"{', '.join(run.missing)} in the run folder") if run.missing else ""
     warning = idle_warning([row.get("rollout/useful_groups") for row in run.metrics])
-    warned = [warning] if warning else []
-    warned += [f"evaluation after: {escape(text)}" for text in run.after.get("warnings", ())]
-    text += "".join(f"<p><b>Warning</b>: {one}</p>" for one in warned)
+    warnings = [warning] if warning else []
+    warnings += [f"evaluation after: {escape(text)}" for text in run.after.get("warnings", ())]
+    text += "".join(f"<p><b>Warning</b>: {warning}</p>" for warning in warnings)
     if best := run.summary.get("best"):
         note = run.summary.get("best_note", "biased upwards")
         text += f"<p>The best score on the way, {best['score']:.4g}, is {note}.</p>"
@@ -122,7 +122,7 @@ def outcome(run: Run) -> str:
 
 
 def settings(run: Run) -> str:
-    """The command, and what differs from its defaults."""
+    """Returns the command, and the settings that differ from its defaults."""
     command = " ".join(["python", *map(str, run.manifest.get("command", []))])
     text = f"<pre>{escape(command)}</pre>" if run.manifest else missing("manifest.json, which holds the command")
     if not run.config:
@@ -135,7 +135,7 @@ def settings(run: Run) -> str:
 
 
 def plan(run: Run) -> str:
-    """The plan, and what its stages and iterations were predicted to take and took."""
+    """Returns the plan, with predicted and measured seconds of its stages and iterations."""
     if not run.plan:
         return missing("plan.json: no plan was chosen yet")
     number = run.plan.get("num_devices")
@@ -154,14 +154,14 @@ def plan(run: Run) -> str:
 
 
 def curves(runs: Sequence[Run]) -> str:
-    """Learning curves with 95 % intervals: sampled during training, and greedy on held-out episodes."""
+    """Returns learning curves with 95 % intervals: sampled during training, and greedy on held-out episodes."""
     charts, groups = "", by_configuration(runs)
     for name in dict.fromkeys(name for run in runs for name in run.rates):
         lines: list[Line] = []
         for k, group in enumerate(groups):
             colour, label = COLOURS[k % len(COLOURS)], group[0].folder.name if len(runs) > 1 else ""
-            one = rate_lines(group[0], name, colour, label)
-            lines += one if len(group) == 1 else [seeds_line(group, name, colour)]
+            of_run = rate_lines(group[0], name, colour, label)
+            lines += of_run if len(group) == 1 else [seeds_line(group, name, colour)]
         label, moment = f"{name}, %" if name in SHARES else name, kept_moment(runs[0]) if len(runs) == 1 else None
         charts += _drawn(line_chart(lines, runs[0].unit, label, moment=moment), name)
     completions = " (completions of one problem count once)" if "accuracy" in runs[0].rates else ""
@@ -173,35 +173,35 @@ def curves(runs: Sequence[Run]) -> str:
 
 
 def system_load(run: Run) -> str:
-    """CPU and memory of the driver's machine during training, in per cent; "" for a run that did not measure them."""
+    """Returns CPU and memory in use on the driver's machine during training, in per cent; "" if not measured."""
     lines = [
         Line(f"{label} in use", [(x, 100 * y) for x, y in run.column(f"system/{name}")], colour)
         for name, label, colour in zip(("cpu", "memory"), ("cores", "memory"), COLOURS, strict=False)
     ]
-    note = "<p>Of the machine that the command ran on, with all that runs there.</p>"
+    note = "<p>Of the machine that ran the command, including all its other processes.</p>"
     return note + chart if (chart := _drawn(line_chart(lines, run.unit, "%", (7.6, 2.0)), "system load")) else ""
 
 
 def videos(run: Run, budget_bytes: int) -> str:
-    """Videos as far as `budget_bytes` goes: each seed's first and last side by side, changed outcomes first."""
+    """Returns videos of at most `budget_bytes`: each seed's first and last side by side, changed outcomes first."""
     files = sorted((run.folder / "videos").glob("step_*/*.mp4"), key=lambda file: (_step(file), file.name))
     if not files:
         wanted = run.config.get("eval", {}).get("record_video")
-        return missing("no videos: nothing was filmed yet, or the env cannot be") if wanted else ""
+        return missing("no videos: none was recorded yet, or the env cannot render") if wanted else ""
     ends = {_step(files[0]), _step(files[-1])}
     rows: dict[tuple[int, str], list[Path]] = {}  # by step, and by task and seed
     for file in files:
         rows.setdefault((0 if _step(file) in ends else _step(file), file.stem.rsplit("--", 1)[0]), []).append(file)
-    shown, left_out, used = "", [], 0
+    html, left_out, used = "", [], 0
     for key in sorted(rows, key=lambda key: (key[0], _change(rows[key]), key[1])):
         size = sum(file.stat().st_size * 4 // 3 for file in rows[key])  # as base64
         if used + size > budget_bytes:
             left_out += [f"{file.parent.name}/{file.name}" for file in rows[key]]
             continue
         used += size
-        shown += f'<div class="films">{"".join(_film(run, file) for file in rows[key])}</div>'
+        html += f'<div class="films">{"".join(_film(run, file) for file in rows[key])}</div>'
     rest = missing(f"{len(left_out)} videos beyond videos_mb: {', '.join(left_out)}") if left_out else ""
-    return f"{shown}{rest}"
+    return f"{html}{rest}"
 
 
 def _step(file: Path) -> int:
@@ -209,13 +209,13 @@ def _step(file: Path) -> int:
 
 
 def _change(files: Sequence[Path]) -> int:
-    """Returns the place of a seed's videos: failure to success, then success to failure, then the others."""
+    """Returns the rank of a seed's videos: failure to success, then success to failure, then unchanged."""
     first, last = (file.stem.endswith("--success=1") for file in (files[0], files[-1]))
     return 2 if first == last else 0 if last else 1
 
 
 def _film(run: Run, file: Path) -> str:
-    """Returns a video with its caption, and the actions and states that were recorded of it."""
+    """Returns a video with its caption and plots of its actions and states."""
     data = base64.b64encode(file.read_bytes()).decode("ascii")
     when = "before" if _step(file) == 0 else f"iteration {_step(file)}"
     title = escape(f"{'after' if run.finished and _step(file) == run.num_iterations else when}: {file.stem}")
@@ -229,14 +229,14 @@ def _place(run: Run, video: str) -> str:
 
 
 def episodes(run: Run, videos: str) -> str:
-    """Every episode of the last and the first evaluation, failures first, with links into the page's `videos`."""
+    """Returns every episode of the last and the first evaluation, failures first, with links to `videos`."""
     path = run.folder / "episodes.csv"
     if not path.is_file():
         return ""
     with path.open(encoding="utf-8", newline="") as file:
-        found = [row for row in csv.DictReader(file) if None not in row.values()]  # a last one may be half written
-    numbers = [int(row["iteration"]) for row in found]
-    rows = [row for row in found if int(row["iteration"]) in (max(numbers), min(numbers))]
+        written = [row for row in csv.DictReader(file) if None not in row.values()]  # the last may be half written
+    numbers = [int(row["iteration"]) for row in written]
+    rows = [row for row in written if int(row["iteration"]) in (max(numbers), min(numbers))]
     rows.sort(key=lambda row: (-int(row["iteration"]), *(float(row.get(name) or 0) for name in _BY)))
     head = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
     for row in rows:
@@ -250,8 +250,9 @@ def _traces(path: Path) -> str:
     if not path.is_file():
         return ""
     charts = ""
-    with np.load(path) as found:
-        kinds = {"action": (found["actions"], range(len(found["actions"]))), "state": (found["state"], found["step"])}
+    with np.load(path) as arrays:
+        actions = arrays["actions"]
+        kinds = {"action": (actions, range(len(actions))), "state": (arrays["state"], arrays["step"])}
         for kind, (values, steps) in kinds.items():
             lines = [
                 Line(f"_none{kind}[{k}]", list(zip(steps, column, strict=True)), COLOURS[k % len(COLOURS)], width=0.8)
@@ -262,15 +263,16 @@ def _traces(path: Path) -> str:
 
 
 def evaluations(run: Run) -> str:
-    """Every evaluation and check, in order; if a check ended early, the highest share still possible."""
+    """Returns every evaluation and check in order; for a check that ended early, the highest possible share."""
     others = [name for name in ("return", "reward", "episode_len", "length") if name in run.before]
     names = list(dict.fromkeys([*run.rates, *others]))
     rows = [["before", "0", *(measured(run.before, name) for name in names)]] if run.before else []
     for row in run.metrics:
         for kind in ("eval", "check"):
-            found = [_value(name, row.get(f"{kind}/{name}")) for name in names]
-            most = [_value(name, row.get(f"{kind}/{name}_at_most")) for name in names]
-            cells = [value if bound == "-" else f"at most {bound}" for value, bound in zip(found, most, strict=True)]
+            values = [_value(name, row.get(f"{kind}/{name}")) for name in names]
+            bounds = [_value(name, row.get(f"{kind}/{name}_at_most")) for name in names]
+            pairs = zip(values, bounds, strict=True)
+            cells = [value if bound == "-" else f"at most {bound}" for value, bound in pairs]
             if set(cells) - {"-"}:
                 rows.append([kind, str(row["iteration"]), *cells])
     if run.after:
@@ -279,7 +281,7 @@ def evaluations(run: Run) -> str:
 
 
 def versions(run: Run) -> str:
-    """Seed, revision, hardware and libraries."""
+    """Returns seed, revision, hardware and versions of libraries."""
     if not run.manifest:
         return missing("manifest.json")
     facts = {"seed": run.manifest.get("seed"), "git revision": run.manifest.get("git_revision")}

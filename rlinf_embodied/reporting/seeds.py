@@ -21,11 +21,11 @@ def run_seeds(words: Sequence[str]) -> int:
     Raises:
         ConfigError: the seeds cannot be read, or run.dir is missing.
     """
-    asked = [word.removeprefix(KEY) for word in words if word.startswith(KEY)][-1]
-    seeds = seeds_of(asked, "run.seeds")
+    text = [word.removeprefix(KEY) for word in words if word.startswith(KEY)][-1]
+    seeds = seeds_of(text, "run.seeds")
     roots = [word.removeprefix("run.dir=") for word in words if word.startswith("run.dir=")]
     if not roots or any(word.startswith("run.seed=") for word in words):
-        raise ConfigError(f"run.seeds is {asked!r}, which needs run.dir and takes the place of run.seed: give run.dir")
+        raise ConfigError(f"run.seeds is {text!r}, which needs run.dir and replaces run.seed: give run.dir")
     rest, root = [word for word in words if not word.startswith((KEY, "run.dir="))], Path(roots[-1])
     folders = [root / f"seed_{seed}" for seed in seeds]
     for seed, folder in zip(seeds, folders, strict=True):
@@ -35,7 +35,7 @@ def run_seeds(words: Sequence[str]) -> int:
             return code if code >= 0 else 128 - code
     runs = [read_run(folder) for folder in folders]
     for name in runs[0].rates:
-        print(f"{name} after, interquartile mean of seeds {asked}: {over_seeds(runs, name)}")
+        print(f"{name} after, interquartile mean of seeds {text}: {over_seeds(runs, name)}")
     (root / "report.html").write_text(page(runs, 12_000_000), encoding="utf-8")
     print(f"page     {root / 'report.html'}")
     return 0
@@ -45,15 +45,15 @@ def seeds_of(text: str, key: str) -> list[int]:
     """Returns the seeds in "0-4" or "0,3,7".
 
     Raises:
-        ConfigError: they cannot be read, or one is listed twice; names the `key` that they were given to.
+        ConfigError: they cannot be read, or one is listed twice; the message names `key`.
     """
     try:
-        found: list[int] = []
+        seeds: list[int] = []
         for part in text.split(","):
             first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
+            seeds += range(int(first), int(last or first) + 1)
     except ValueError:
-        found = []
-    if not found or len(set(found)) < len(found):
+        seeds = []
+    if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"{key} is {text!r}, but it lists different seeds: use 0-4, or 0,3,7")
-    return found
+    return seeds

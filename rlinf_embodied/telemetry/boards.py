@@ -1,4 +1,4 @@
-"""Destinations of metrics other than metrics.jsonl: TensorBoard and Weights & Biases, which get videos, too."""
+"""Destinations of metrics other than metrics.jsonl: TensorBoard and Weights & Biases, which also get videos."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlinf_embodied.config import RunConfig
 from rlinf_embodied.config.checks import require
 
 BINS = 40  # of a histogram
-_FRAMES, _SIDE = 60, 160  # of a video in TensorBoard, at most: it has a GIF of it; pixels
+_FRAMES, _SIDE = 60, 160  # maximum frames, and pixels per side, of a video's GIF in TensorBoard
 
 
 class Histogram(float):
-    """How many values lie in each of BINS equal bins from -limit to limit; as a number, roughly their mean."""
+    """Counts of values in BINS equal bins from -limit to limit; as a float, approximately their mean."""
 
     counts: np.ndarray  # [BINS]
     edges: np.ndarray  # [BINS + 1]
@@ -37,12 +37,12 @@ class Histogram(float):
 
     @staticmethod
     def count(values: Tensor, limit: float) -> Tensor:
-        """Returns counts [BINS] of values; the outermost bins hold what lies beyond, and NaN is not counted."""
+        """Returns counts [BINS] of values; the outermost bins include values beyond the limits; NaN is not counted."""
         return values.float().clamp(-limit, limit).histc(BINS, -limit, limit)
 
 
 class TensorBoard:
-    """Event files in <run folder>/tensorboard, opened at the first step, from which on earlier ones are hidden."""
+    """Event files in <run folder>/tensorboard; the first step hides older events of this step or later ones."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "tensorboard"
@@ -62,8 +62,8 @@ class TensorBoard:
             else:
                 writer.add_scalar(name, value, step)
         for name, path in (videos or {}).items():
-            one = Summary.Value(tag=name, image=Summary.Image(encoded_image_string=_gif(path)))
-            writer._get_file_writer().add_summary(Summary(value=[one]), step)
+            value = Summary.Value(tag=name, image=Summary.Image(encoded_image_string=_gif(path)))
+            writer._get_file_writer().add_summary(Summary(value=[value]), step)
         writer.flush()
 
     def close(self) -> None:
@@ -75,50 +75,50 @@ class Wandb:
     """A run of Weights & Biases, whose environment variables (WANDB_PROJECT, WANDB_NAME, WANDB_RUN_ID ...) apply."""
 
     def __init__(self, folder: Path, config: Mapping[str, object]) -> None:
-        """Starts the run, or continues that of WANDB_RUN_ID; `config` is what it shows as the configuration."""
+        """Starts the run, or continues that of WANDB_RUN_ID; `config` is displayed as its configuration."""
         name = os.environ.get("WANDB_NAME", folder.name)
         project = os.environ.get("WANDB_PROJECT", "rlinf_embodied")
         self._library = importlib.import_module("wandb")
         self._run = self._library.init(project=project, name=name, dir=str(folder), config=dict(config))
 
     def log(self, values: Mapping[str, float], step: int, videos: Mapping[str, Path] | None = None) -> None:
-        shown: dict[str, object] = dict(values)
+        logged: dict[str, object] = dict(values)
         for name, value in values.items():
             if isinstance(value, Histogram):
-                shown[name] = self._library.Histogram(np_histogram=(value.counts, value.edges))
+                logged[name] = self._library.Histogram(np_histogram=(value.counts, value.edges))
         for name, path in (videos or {}).items():
-            shown[name] = self._library.Video(str(path), format="mp4")
-        self._run.log(shown, step=step)
+            logged[name] = self._library.Video(str(path), format="mp4")
+        self._run.log(logged, step=step)
 
     def close(self) -> None:
         self._run.finish()
 
 
-Board = TensorBoard | Wandb  # what displays the metrics of a run; a step is a global step, values are finite
+Board = TensorBoard | Wandb  # displays the metrics of a run by global step; values are finite
 
 
 def require_boards(run: RunConfig) -> None:
-    """Checks that what a run logs to is installed."""
-    found = not run.wandb or importlib.util.find_spec("wandb") is not None
+    """Raises ConfigError if a board of a run is not installed."""
+    installed = not run.wandb or importlib.util.find_spec("wandb") is not None
     action = "pip install 'rlinf-embodied[wandb]', or use run.wandb=false"
-    require(found, "run.wandb", run.wandb, "wandb is not installed", action)
+    require(installed, "run.wandb", run.wandb, "wandb is not installed", action)
 
 
 def start_boards(folder: Path, run: RunConfig, config: Mapping[str, object]) -> list[Board]:
-    """Returns the boards that a run asks for; `config` is what they show as its configuration."""
+    """Returns the boards of a run; `config` is displayed as its configuration."""
     boards: list[Board] = [TensorBoard(folder)] if run.tensorboard else []
     return [*boards, Wandb(folder, config)] if run.wandb else boards
 
 
 def _gif(path: Path) -> bytes:
-    """Returns a video as an animated GIF of fewer and smaller frames that takes as long."""
+    """Returns a video as an animated GIF of the same duration, with fewer and smaller frames."""
     with av.open(str(path)) as container:
         rate = container.streams.video[0].average_rate
         frames = [frame.to_image() for frame in container.decode(video=0)]
-    every = -(-len(frames) // _FRAMES)
-    kept, stream = frames[::every], io.BytesIO()
-    for image in kept:
+    stride = -(-len(frames) // _FRAMES)
+    images, stream = frames[::stride], io.BytesIO()
+    for image in images:
         image.thumbnail((_SIDE, _SIDE))
-    milliseconds = round(1000 * every / float(rate or 20))
-    kept[0].save(stream, "GIF", save_all=True, append_images=kept[1:], duration=milliseconds, loop=0)
+    milliseconds = round(1000 * stride / float(rate or 20))
+    images[0].save(stream, "GIF", save_all=True, append_images=images[1:], duration=milliseconds, loop=0)
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""Metrics: an interval for success rates, and the files that numbers go to.
+"""Metrics: intervals of rates, and the files and boards that metrics are written to.
 
 Names: `rollout/{success_once,success_at_end,return,episode_len}` as in ManiSkill, the same under `eval/`;
 `losses/{policy_loss,value_loss,entropy,approx_kl,clipfrac,explained_variance}`; `time/<stage>_s`; `charts/SPS` (env
@@ -25,9 +25,9 @@ _MANY_IDLE = 10
 
 
 def idle_warning(useful_groups: Sequence[float | None]) -> str:
-    """Returns a warning where the last ten or more iterations had no group whose rewards differ; "" otherwise."""
+    """Returns a warning if in each of the last ten or more iterations all groups had equal rewards; otherwise ""."""
     idle = len(list(takewhile(lambda number: number == 0, reversed(useful_groups))))
-    text = f"in none of the last {idle} iterations did the rewards of a group differ, so that nothing was learned: "
+    text = f"none of the last {idle} iterations had a group with different rewards, so nothing was learned: "
     return f"{text}use easier problems or a larger algorithm.group_size" if idle >= _MANY_IDLE else ""
 
 
@@ -77,7 +77,7 @@ def percent(summary: Mapping[str, object], name: str) -> str:
 
 
 def iqm(values: Sequence[float]) -> float:
-    """Returns the interquartile mean: that of the values without the lowest and highest floor(n / 4) of them."""
+    """Returns the interquartile mean: the mean without the lowest and the highest floor(n / 4) values."""
     cut = len(values) // 4
     return fmean(sorted(values)[cut : len(values) - cut])
 
@@ -88,17 +88,17 @@ def iqm_interval(values: Sequence[float], samples: int = 2000) -> tuple[float, f
     (Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", 2021; with one task its
     stratified bootstrap resamples the seeds.)
     """
-    draw = random.Random(0)  # the same page each time
-    found = sorted(iqm(draw.choices(values, k=len(values))) for _ in range(samples))
-    return found[round(0.025 * (samples - 1))], found[round(0.975 * (samples - 1))]
+    draw = random.Random(0)  # fixed, so that reports are reproducible
+    means = sorted(iqm(draw.choices(values, k=len(values))) for _ in range(samples))
+    return means[round(0.025 * (samples - 1))], means[round(0.975 * (samples - 1))]
 
 
 # --------------------------------------------------------------------------------------------------------------- files
 class MetricsWriter:
     """Writes each iteration to metrics.jsonl and to the boards.
 
-    The first write drops what an earlier run of the same folder wrote for this iteration or later ones: a resumed run
-    continues the file as if it had never stopped.
+    The first write drops rows of an earlier run for this iteration or later ones, so a resumed run continues the file
+    as if it had never stopped.
     """
 
     def __init__(self, folder: Path, boards: Sequence[Board] = ()) -> None:
@@ -109,7 +109,7 @@ class MetricsWriter:
     def write(self, global_step: int, iteration: int, metrics: Mapping[str, float]) -> None:
         """Writes one iteration; a value that is not finite becomes null in the JSON and is left out of the boards.
 
-        Histograms go to the boards alone.
+        Histograms are written to the boards only.
 
         Raises:
             RunFileError: the file cannot be written.
@@ -125,7 +125,7 @@ class MetricsWriter:
             board.log(finite, global_step)
 
     def show_videos(self, global_step: int, folder: Path) -> None:
-        """Gives the boards an evaluation's videos, each by the name of its file without the outcome."""
+        """Logs an evaluation's videos to the boards, each under its file name without the outcome."""
         named = {f"videos/{file.stem.rsplit('--', 1)[0]}": file for file in sorted(folder.glob("*.mp4"))}
         for board in self._boards if named else ():
             board.log({}, global_step, named)
@@ -143,7 +143,7 @@ class MetricsWriter:
 
 
 def _row(line: str) -> dict[str, float] | None:
-    """Returns the row in a line; None for one that a process has left half written."""
+    """Returns the row of a line; None if the line is incomplete."""
     try:
         row = json.loads(line)
         return row | {"iteration": int(row["iteration"])}
@@ -153,7 +153,7 @@ def _row(line: str) -> dict[str, float] | None:
 
 # ----------------------------------------------------------------------------------------------------------- read back
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Returns the whole rows of metrics.jsonl: a running process may be writing one."""
+    """Returns the complete rows of metrics.jsonl; a running process may be writing the last one."""
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [row for line in lines if (row := _row(line)) is not None]

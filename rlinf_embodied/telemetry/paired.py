@@ -1,4 +1,4 @@
-"""Two policies, or two worlds, on the same episodes: what their difference is, and how many episodes would show it."""
+"""Paired comparisons of two arms on the same episodes: their difference, and the episodes needed to detect one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from statistics import NormalDist, fmean, stdev
 
 from rlinf_embodied.telemetry.metrics import Z95
 
-_POWER = 0.8  # with which `num_needed` episodes detect a difference
+_POWER = 0.8  # of the test with `num_needed` episodes
 
 
 @dataclass(frozen=True, slots=True)
 class PairedRate:
-    """How often both, one, or none of two arms solved an episode; differences are those of b from a."""
+    """Numbers of episodes that both, one or none of two arms solved; differences are b - a."""
 
     both: int
     only_a: int
@@ -39,7 +39,7 @@ class PairedRate:
 
     @property
     def p_value(self) -> float:
-        """The two-sided exact McNemar test: of the episodes that differ, each arm solves half by chance.
+        """The p-value of the two-sided exact McNemar test: each arm solves half of the differing ones by chance.
 
             p = min(1, 2 sum_{k <= min(b, c)} C(b + c, k) / 2^(b + c))
 
@@ -76,8 +76,8 @@ class PairedRate:
     def summary(self, resolution: float) -> dict[str, object]:
         """Returns the JSON form."""
         counts = {name: getattr(self, name) for name in ("both", "only_a", "only_b", "neither")}
-        found = {"difference": self.difference, "difference_interval": list(self.interval), "p_value": self.p_value}
-        return counts | found | {"resolution": resolution, "num_needed": self.num_needed(resolution)}
+        tests = {"difference": self.difference, "difference_interval": list(self.interval), "p_value": self.p_value}
+        return counts | tests | {"resolution": resolution, "num_needed": self.num_needed(resolution)}
 
 
 def paired_mean(a: Sequence[float], b: Sequence[float]) -> dict[str, object]:

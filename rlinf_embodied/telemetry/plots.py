@@ -16,22 +16,22 @@ from rlinf_embodied.telemetry.run_reader import SHARES, Run, kept_weights, poole
 from rlinf_embodied.telemetry.trace import Span
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure  # half a second: imported only where a plot is drawn
+    from matplotlib.figure import Figure  # takes half a second, so it is imported only to draw
 
 COLOURS = ("#1f5f8b", "#b4552d", "#4d8a4d", "#8a6bb0", "#b08d2f", "#5b9aa8", "#a84d6c", "#6b6b6b")
-_MOST_ROWS = 48  # of a Gantt chart: more cannot be read
+_MOST_ROWS = 48  # of a Gantt chart; more are illegible
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a chart, or marks: Line("seed 0", [(0, 0.5), (100, 0.7)], "#1f5f8b")."""
 
-    label: str  # one that begins with "_" is not in the legend
+    label: str  # not in the legend if it begins with "_"
     points: Sequence[tuple[float, float]]
     colour: str
     intervals: Sequence[tuple[float, float]] = ()  # (low, high) of each point
     width: float = 2.0
-    marks: str = ""  # a mark with its interval at each point, and a thin line; "v": marks of upper bounds, no line
+    marks: str = ""  # Matplotlib's format of marks with intervals; "v": upper bounds, without a line
 
 
 def line_chart(
@@ -57,7 +57,7 @@ def line_chart(
         if line.marks:
             below = [max(0.0, y - low) for y, low in zip(ys, lows, strict=True)]
             above = [max(0.0, high - y) for y, high in zip(ys, highs, strict=True)]
-            drawn = axes.errorbar(
+            bars = axes.errorbar(
                 xs,
                 ys,
                 [below, above],
@@ -69,7 +69,7 @@ def line_chart(
                 mfc="none" if line.marks != "o-" else None,
                 label=label,
             )
-            drawn[0].set_gid(label)
+            bars[0].set_gid(label)
             continue
         axes.plot(xs, ys, color=line.colour, label=label, gid=label, lw=line.width, marker="o" if len(xs) == 1 else "")
         if line.intervals:
@@ -84,17 +84,17 @@ def line_chart(
 
 
 def rate_lines(run: Run, name: str, colour: str, label: str = "") -> list[Line]:
-    """Returns what was sampled in training, five iterations together, and as marks the held-out evaluations.
+    """Returns a metric sampled in training, five iterations pooled, and the held-out evaluations as marks.
 
-    Of the metrics a share, such as success_once, is drawn in per cent, anything else in its own unit.
+    Shares, such as success_once, are drawn in per cent, other metrics in their units.
     """
     prefix, factor, raw = f"{label}, " if label else "", 1.0, run.column(f"rollout/{name}")
     points = list(zip([x for x, _ in raw], moving_mean([y for _, y in raw]), strict=True))
     bounds: list[tuple[float, float]] = []
     if name in SHARES:
-        factor, found = 100.0, pooled(run, name)
-        points = [(step, share) for step, share, _ in found]
-        bounds = [wilson(round(share * number), round(number)) for _, share, number in found]
+        factor, shares = 100.0, pooled(run, name)
+        points = [(step, share) for step, share, _ in shares]
+        bounds = [wilson(round(share * number), round(number)) for _, share, number in shares]
     held_out = [(x, y, (y, y)) for x, y in run.column(f"eval/{name}")]
     for step, result in ((0.0, run.before), (run.kept_step, run.after if run.num_iterations else {})):
         if f"{name}_interval" in result:
@@ -115,28 +115,27 @@ def rate_lines(run: Run, name: str, colour: str, label: str = "") -> list[Line]:
 
 
 def seeds_line(runs: Sequence[Run], name: str, colour: str) -> Line:
-    """Returns the mean over runs of one configuration, five iterations together, and the band from worst to best."""
+    """Returns the mean over runs of one configuration, five iterations pooled, and the band from worst to best."""
     sampled = [rate_lines(run, name, colour)[0].points for run in runs]
-    together = [list(points) for points in zip(*sampled, strict=False)]  # as far as the shortest run
-    means = [tuple(fmean(values) for values in zip(*points, strict=True)) for points in together]
-    bands = [(min(y for _, y in points), max(y for _, y in points)) for points in together]
+    by_step = [list(points) for points in zip(*sampled, strict=False)]  # up to the end of the shortest run
+    means = [tuple(fmean(values) for values in zip(*points, strict=True)) for points in by_step]
+    bands = [(min(y for _, y in points), max(y for _, y in points)) for points in by_step]
     label = f"{runs[0].folder.name} and {len(runs) - 1} more seeds: mean, worst to best"
     return Line(label, [(x, y) for x, y in means], colour, bands)
 
 
 def kept_moment(run: Run) -> tuple[float, str] | None:
-    """Returns where in a finished run the kept weights lie, with a label."""
+    """Returns the global step of the kept weights of a finished run, with a label."""
     label = f"kept weights: {kept_weights(run.kept, run.num_iterations)}"
     return (run.kept_step, label) if run.finished and run.metrics else None
 
 
 def plot_curve(folder: Path) -> Path:
-    """Draws what a run is judged by over its steps into curve.png, and returns its path."""
+    """Draws the run's main metrics over its steps into curve.png, and returns its path."""
     run = read_run(folder)
     names = run.rates or ["return"]
     lines = [line for name, colour in zip(names, COLOURS, strict=False) for line in rate_lines(run, name, colour)]
-    shares = names[0] in SHARES
-    label = "%" if shares else names[0]
+    label = "%" if names[0] in SHARES else names[0]
     figure = line_chart(lines, run.unit, label, size=(6.4, 4.0), moment=kept_moment(run))
     target = folder / "curve.png"
     (figure or _figure((6.4, 4.0))).savefig(target, dpi=120)
@@ -145,17 +144,17 @@ def plot_curve(folder: Path) -> Path:
 
 # -------------------------------------------------------------------------------------------------------- what ran when
 def gantt(title: str, spans: Sequence[Span]) -> Figure:
-    """Returns a chart of what ran when: a row per worker and stage, seconds since the first span began."""
+    """Returns a Gantt chart with a row per worker and stage, in seconds since the first span began."""
     stages = list(dict.fromkeys(span.stage for span in spans))
     places = sorted({(span.worker, span.device, span.stage) for span in spans})
-    shown, more = places[:_MOST_ROWS], len(places) - _MOST_ROWS
-    figure = _figure((9.0, 1.1 + 0.25 * len(shown)))
+    drawn, more = places[:_MOST_ROWS], len(places) - _MOST_ROWS
+    figure = _figure((9.0, 1.1 + 0.25 * len(drawn)))
     axes = figure.add_subplot()
     origin = min((span.start_s for span in spans), default=0.0)
-    for height, place in enumerate(shown):
+    for height, place in enumerate(drawn):
         bars = [(s.start_s - origin, s.duration_s) for s in spans if (s.worker, s.device, s.stage) == place]
         axes.broken_barh(bars, (height - 0.4, 0.8), facecolors=COLOURS[stages.index(place[2]) % len(COLOURS)])
-    axes.set_yticks(range(len(shown)), [f"worker {worker} ({device}) {stage}" for worker, device, stage in shown])
+    axes.set_yticks(range(len(drawn)), [f"worker {worker} ({device}) {stage}" for worker, device, stage in drawn])
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     axes.set_title(title + (f", {more} rows not drawn" if more > 0 else ""), fontsize=9)
@@ -164,9 +163,9 @@ def gantt(title: str, spans: Sequence[Span]) -> Figure:
 
 
 def svg(figure: Figure, label: str) -> str:
-    """Returns a figure as an element of a page, with what the page's script needs of its first axes.
+    """Returns a figure as an SVG element, with data of its first axes for the page's script.
 
-    `data-points` are [x, y, text] of the lines' points and `data-axis` the ends of the x axis, in units of the viewBox.
+    `data-points`: [x, y, text] of the lines' points; `data-axis`: the ends of the x axis; in units of the viewBox.
     """
     import matplotlib
     import numpy

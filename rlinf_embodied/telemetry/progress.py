@@ -1,4 +1,4 @@
-"""Progress within a long call: loops of many steps report each one, which distinguishes a long call from a hang."""
+"""Progress within a long call: loops report every step, which distinguishes a long call from a hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder, one contract for people and scripts.
+"""The run folder and its files, a contract for users and scripts.
 
 config.yaml  manifest.json  profile.json  plan.json  metrics.jsonl  episodes.csv  summary.json
 trace.json  videos/  checkpoints/  .lock
@@ -50,10 +50,10 @@ class RunFolder:
     """Paths and small files of one run."""
 
     def __init__(self, path: Path, locked: bool = False) -> None:
-        """Makes the folder; `locked` against other processes until `unlock` or the end of this one.
+        """Creates the folder; `locked`: locks it against other processes until `unlock` or the end of this process.
 
         Raises:
-            ConfigError: it cannot be written, or another process has it locked.
+            ConfigError: it cannot be written, or another process has locked it.
         """
         self.path, self.checkpoints, self.videos = path, path / "checkpoints", path / "videos"
         self.best = path / "best"  # the checkpoint of the best check
@@ -64,7 +64,7 @@ class RunFolder:
                 pass
             if locked:
                 self._lock = (path / ".lock").open("a+", encoding="utf-8")
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process is gone
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it when the process ends
         except BlockingIOError as error:
             raise ConfigError(
                 f"run.dir is {str(path)!r}, but another run writes it: wait for its end, or use another run.dir"
@@ -79,7 +79,11 @@ class RunFolder:
             self._lock.close()
 
     def write_text(self, name: str, text: str) -> Path:
-        """Writes a small file as a whole; a RunFileError says why it cannot be written."""
+        """Writes a small file atomically: readers see the old content or the new one.
+
+        Raises:
+            RunFileError: it cannot be written.
+        """
         write_whole(self.path / name, text)
         return self.path / name
 
@@ -94,7 +98,7 @@ class RunFolder:
             file.write(json.dumps(content) + "\n")
 
     def write_manifest(self, seed: int, cluster: Cluster) -> None:
-        """Writes what the run ran on: versions, seed, git revision, hardware, command, what is pinned."""
+        """Writes manifest.json: versions, seed, git revision, hardware, command and pinned settings."""
         hardware = {
             "cluster": cluster.name,
             "devices": cluster.num_devices,

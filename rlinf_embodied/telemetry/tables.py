@@ -28,6 +28,6 @@ def described_table(rows: Sequence[Mapping[str, str]], long: Sequence[str], titl
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows below a header in Markdown; bars within cells stay in their cells."""
+    """Returns rows below a header in Markdown; bars within cells are escaped."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,7 +1,7 @@
-"""Spans: the one event type of what happened, whether a real run, a simulation or an emulation made it.
+"""Spans: the only event type of real runs, simulations and emulations.
 
-Imports neither torch nor ray.  Times are seconds since the epoch (`time.time`), so that spans of several processes of
-one machine share an axis.
+This module imports neither torch nor ray.  Times are seconds since the epoch (`time.time`), so that spans of several
+processes on one machine share an axis.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Span:
 
 
 def busy_seconds(spans: Iterable[Span]) -> dict[tuple[int, str], float]:
-    """Returns the seconds of each (worker, stage), spans inside each other counted twice."""
+    """Returns the seconds of each (worker, stage); nested spans are counted twice."""
     total: dict[tuple[int, str], float] = {}
     for span in spans:
         key = (span.worker, span.stage)
@@ -43,11 +43,11 @@ def busy_seconds(spans: Iterable[Span]) -> dict[tuple[int, str], float]:
 
 def stage_seconds(spans: Iterable[Span]) -> dict[str, float]:
     """Returns time/<stage>_s: seconds that the busiest worker spent in each stage."""
-    found: dict[str, float] = {}
+    busiest: dict[str, float] = {}
     for (_, stage), seconds in busy_seconds(spans).items():
         key = f"time/{stage}_s"
-        found[key] = max(found.get(key, 0.0), seconds)
-    return found
+        busiest[key] = max(busiest.get(key, 0.0), seconds)
+    return busiest
 
 
 def trace_events(spans: Sequence[Span]) -> dict[str, object]:
@@ -92,19 +92,19 @@ class StartupClock:
     """Divides the time between the command and the first piece of work, such as an env's step, into phases."""
 
     def __init__(self, started: float, first_work: str) -> None:
-        """Takes the moment of the command, seconds since the epoch, and how names of the spans of work end."""
+        """Takes the time of the command, in seconds since the epoch, and the suffix of the names of spans of work."""
         self._first_work, self._started, self._last = first_work, started, started
         self.phases: dict[str, float] = {}  # seconds by name, in order
         self.total_s: float | None = None  # until the first piece of work
 
     def mark(self, phase: str, now: float | None = None) -> None:
-        """Ends a phase: it took the time since the last one ended."""
+        """Ends a phase, which took the time since the last one ended."""
         if self.total_s is None:
             now = now or time.time()
             self.phases[phase], self._last = now - self._last, now
 
     def first(self, spans: Sequence[Span]) -> bool:
-        """Ends the start-up at the first work among `spans`; returns whether that was it."""
+        """Ends the start-up at the first work among `spans`; returns whether it did."""
         steps = [span.start_s for span in spans if span.name.endswith(self._first_work)]
         if self.total_s is not None or not steps:
             return False

@@ -186,7 +186,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run.dir is '.*', but it holds neither config.yaml nor metrics.jsonl: give"):
         read_run(tmp_path)
-    with pytest.raises(ConfigError, match=r"run.dir is '.*nowhere', but it is not there: give"):
+    with pytest.raises(ConfigError, match=r"run.dir is '.*nowhere', but it does not exist: give"):
         read_run(tmp_path / "nowhere")
 
 
