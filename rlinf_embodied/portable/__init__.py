@@ -1,10 +1,10 @@
 """Portable bits: the same seed gives the same weights on every x86-64 processor with AVX2 (docs/determinism.md).
 
     pins.py     what is set before torch and numpy are imported, in the driver and in every worker
-    library.py  compiles kernels.c, once per machine, and loads it in front of torch
-    kernels.c   products and functions of one variable that torch would take from MKL and oneDNN
+    library.py  compiles kernels.c, once per machine
+    kernels.c   replaces the products and functions of one variable that torch calls in MKL and oneDNN
 
-Imports neither torch nor numpy: both read the variables when they are imported.
+The package imports neither torch nor numpy, because both read the variables when they are imported.
 """
 
 from rlinf_embodied.portable.pins import describe, is_pinned, pin, require, verify, worker_variables

@@ -1,12 +1,12 @@
-"""PhysX without the processor's approximate reciprocals, which Intel and AMD answer with different bits.
+"""Replaces PhysX's approximate reciprocals, whose bits differ between Intel and AMD processors.
 
-SAPIEN's PhysX uses `rcpps` and `rsqrtps` (relative error up to 1.5 * 2^-12, the bits are the maker's own) in two places
-of the simulation: where a box touches a box, and where a triangle's face touches a convex body.  The other uses are ray
-casts and sweeps, which no env makes.  In portable runs the two instructions are replaced, in memory, by a jump to a
-division, which IEEE 754 defines to the last bit:
+SAPIEN's PhysX uses `rcpps` and `rsqrtps` (relative error up to 1.5 * 2^-12; the bits depend on the manufacturer) in two
+places of the simulation: contacts between two boxes, and between a triangle's face and a convex body.  All other uses
+are ray casts and sweeps, which no env makes.  In portable runs the two instructions are replaced, in memory, by a jump
+to a division, which IEEE 754 defines to the last bit:
 
     calculateContacts     rcpps  x4 -> x2    becomes  x2 = 1 / x4
-    testPolyFaceNormal    rsqrtps x4 -> x4   becomes  x4 = 1 / sqrt(x4)     (x5 is not read behind it)
+    testPolyFaceNormal    rsqrtps x4 -> x4   becomes  x4 = 1 / sqrt(x4)     (x5 is not read afterwards)
 
 Contacts then differ from stock PhysX's within the error of the approximation.
 """
@@ -26,18 +26,18 @@ from rlinf_embodied.errors import SimulatorError
 _LIBRARY = "libsapien.so"
 _PAGE = 1 << 12
 _READ_WRITE_EXECUTE, _READ_EXECUTE = 7, 5
-_PRIVATE_ANONYMOUS_THERE = 0x02 | 0x20 | 0x100000  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
-_REACH = (1 << 31) - (1 << 26)  # of a jump, less what the library takes
+_PRIVATE_ANONYMOUS_AT_ADDRESS = 0x02 | 0x20 | 0x100000  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+_REACH = (1 << 31) - (1 << 26)  # distance of a jump, less the size of the library
 
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """An instruction of three bytes, and the one behind it, which moves with it: a jump takes five bytes."""
+    """An instruction of three bytes, and the next one, which is moved as well because a jump takes five bytes."""
 
     address: int  # in the library
-    found: bytes  # both, preceded by `before`
+    original: bytes  # both instructions, preceded by `before`
     before: bytes
-    load_at: int  # where, in `code`, the address of four ones goes, relative to its end
+    load_at: int  # offset in `code` of the relative address of four ones; relative to the end of that field
     code: bytes
 
 
@@ -62,10 +62,10 @@ _SITES = (
 
 @cache
 def make_reciprocals_exact() -> bool:
-    """Replaces both instructions where this process is pinned; returns whether they are replaced.
+    """Replaces both instructions if this process is pinned; returns whether it did.
 
     Raises:
-        SimulatorError: the library is another one than that of constraints.txt.
+        SimulatorError: the library is not the version of constraints.txt, or cannot be changed in memory.
     """
     if not portable.is_pinned():
         return False
@@ -74,7 +74,7 @@ def make_reciprocals_exact() -> bool:
     ranges = _mapped(_LIBRARY)
     base = min((start for start, _ in ranges), default=0)
     mapped = all(any(start <= base + site.address < end for start, end in ranges) for site in _SITES)
-    if not mapped or any(_bytes_at(base, site) != site.before + site.found for site in _SITES):
+    if not mapped or any(_bytes_at(base, site) != site.before + site.original for site in _SITES):
         raise SimulatorError(
             f"run.exact is 'portable', but {_LIBRARY} is not that of sapien 3.0.3, whose approximate reciprocals are "
             "known: install the version of constraints.txt, or use run.exact=exact"
@@ -95,10 +95,10 @@ def make_reciprocals_exact() -> bool:
 def _write_detour(start: int, site: _Site, code: int, ones: int) -> None:
     body = bytearray(site.code)
     body[site.load_at : site.load_at + 4] = struct.pack("<i", ones - (code + site.load_at + 4))
-    back = start + len(site.found)
+    back = start + len(site.original)
     body += b"\xe9" + struct.pack("<i", back - (code + len(body) + 5))
     ctypes.memmove(code, bytes(body), len(body))
-    detour = b"\xe9" + struct.pack("<i", code - (start + 5)) + b"\x90" * (len(site.found) - 5)
+    detour = b"\xe9" + struct.pack("<i", code - (start + 5)) + b"\x90" * (len(site.original) - 5)
     first, size = start & -_PAGE, 2 * _PAGE
     _call("mprotect", first, size, _READ_WRITE_EXECUTE)
     ctypes.memmove(start, detour, len(detour))
@@ -106,36 +106,36 @@ def _write_detour(start: int, site: _Site, code: int, ones: int) -> None:
 
 
 def _bytes_at(base: int, site: _Site) -> bytes:
-    return ctypes.string_at(base + site.address - len(site.before), len(site.before) + len(site.found))
+    return ctypes.string_at(base + site.address - len(site.before), len(site.before) + len(site.original))
 
 
 def _mapped(name: str = "") -> list[tuple[int, int]]:
-    """Returns the ranges of addresses that this process has mapped, ascending: all, or those of a library."""
+    """Returns the mapped address ranges of this process, ascending: all, or those of one library."""
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(name)]
     return [(int(start, 16), int(end, 16)) for start, end in (line.split()[0].split("-") for line in lines)]
 
 
 def _page_near(base: int) -> int:
-    """Returns an executable page within reach of a jump from the library, in the nearest gap that is free."""
+    """Maps an executable page in the nearest free gap within reach of a jump from the library; returns its address."""
     gaps = [(end, start) for (_, end), (start, _) in itertools.pairwise(_mapped()) if start - end >= _PAGE]
     pages = [page for gap in gaps for page in (gap[0], gap[1] - _PAGE) if abs(page - base) < _REACH]
-    for wanted in sorted(pages, key=lambda page: abs(page - base)):
+    for address in sorted(pages, key=lambda page: abs(page - base)):
         try:
-            found = _call("mmap", wanted, _PAGE, _READ_WRITE_EXECUTE, _PRIVATE_ANONYMOUS_THERE, -1, 0)
-        except OSError:  # another thread was faster, or nothing may lie there
+            mapped = _call("mmap", address, _PAGE, _READ_WRITE_EXECUTE, _PRIVATE_ANONYMOUS_AT_ADDRESS, -1, 0)
+        except OSError:  # another thread mapped it first, or the address is reserved
             continue
-        if found == wanted:  # an old kernel takes the address for a hint
-            return found
+        if mapped == address:  # old kernels treat the address as a hint
+            return mapped
     raise SimulatorError(
         "run.exact is 'portable', but there is no free page near PhysX in this process: use run.exact=exact"
     )
 
 
 def _call(name: str, *arguments: int) -> int:
-    """Calls the C library; returns its answer, an address or a number, or raises an OSError."""
+    """Calls a function of the C library; returns its result, an address or a number, or raises an OSError."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name)
     function.restype = ctypes.c_ssize_t
-    answer = int(function(*map(ctypes.c_ssize_t, arguments)))
-    if answer in (-1, (1 << 32) - 1):  # as a word, or as an int in one
+    result = int(function(*map(ctypes.c_ssize_t, arguments)))
+    if result in (-1, (1 << 32) - 1):  # -1 as a word, or as an int zero-extended to a word
         raise OSError(ctypes.get_errno(), name)
-    return answer
+    return result

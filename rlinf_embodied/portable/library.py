@@ -1,4 +1,4 @@
-"""Compiles kernels.c for this machine: a library whose symbols torch finds before its own."""
+"""Compiles kernels.c for this machine into a library whose symbols take precedence over torch's own."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rlinf_embodied.cache import cached
 from rlinf_embodied.errors import ConfigError
 
 SOURCE = Path(__file__).with_name("kernels.c")
-# No contraction: a fused operation is written where one is meant, so neither compiler nor vector width shows in a bit.
+# No contraction: fused operations are written explicitly, so that bits depend neither on compiler nor on vector width.
 _FLAGS = ("-std=gnu11", "-O3", "-mavx2", "-mfma", "-ffp-contract=off", "-fno-math-errno")
 _LINKED = ("-fvisibility=hidden", "-shared", "-fPIC")
 _LIBRARY, _DIGEST = "kernels.so", "sha256"
 
 
 def compiled() -> Path:
-    """Returns the shared library's path; compiles it where this source or compiler is new.
+    """Returns the shared library's path; compiles it unless a library of this source and compiler is cached.
 
     Raises:
-        ConfigError: there is no C compiler, it refuses the source, or the compiled file was changed since.
+        ConfigError: there is no C compiler, it cannot compile the source, or the cached file was modified.
     """
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if shutil.which(compiler[0]) is None:
@@ -53,22 +53,22 @@ def compiled() -> Path:
 
 def _compile(command: list[str], folder: Path) -> None:
     folder.mkdir(mode=0o755)
-    made = folder / _LIBRARY
-    subprocess.run([*command, "-o", str(made), str(SOURCE), "-ldl"], capture_output=True, check=True)
-    (folder / _DIGEST).write_text(sha256(made.read_bytes()).hexdigest())
-    for path in (made, folder / _DIGEST):
-        path.chmod(0o644)
+    path = folder / _LIBRARY
+    subprocess.run([*command, "-o", str(path), str(SOURCE), "-ldl"], capture_output=True, check=True)
+    (folder / _DIGEST).write_text(sha256(path.read_bytes()).hexdigest())
+    for file in (path, folder / _DIGEST):
+        file.chmod(0o644)
 
 
 def is_trusted(path: Path) -> bool:
-    """Returns whether a library is what this user compiled: nobody else can have written it, and its digest is right.
+    """Returns whether this user compiled a library: only this user can write to it, and its digest matches.
 
-    Its name follows from source and compiler, so that somebody else could put a file there first.
+    The path is predictable from source and compiler, so another user could have created the file first.
     """
     recorded = path.with_name(_DIGEST)
     try:
-        found = [one.stat() for one in (path.parent, path, recorded)]
+        stats = [stat.stat() for stat in (path.parent, path, recorded)]
         digest = recorded.read_text() == sha256(path.read_bytes()).hexdigest()
     except OSError:
         return False
-    return digest and all(one.st_uid == os.geteuid() and not one.st_mode & 0o022 for one in found)
+    return digest and all(stat.st_uid == os.geteuid() and not stat.st_mode & 0o022 for stat in stats)

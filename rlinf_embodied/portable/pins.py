@@ -1,7 +1,7 @@
-"""What is pinned, before torch and numpy are imported: instruction sets by variables, the rest by kernels.c.
+"""Pins instruction sets, by environment variables, and kernels, by kernels.c, before torch and numpy are imported.
 
-driver   pin(): sets the variables and loads the library, then the entry point imports torch
-worker   starts with the driver's variables; LD_PRELOAD loads the library;  verify() sees that it is in use
+driver   pin() sets the variables and loads the library; then the entry point imports torch
+worker   starts with the driver's variables; LD_PRELOAD loads the library; verify() checks that torch uses it
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.portable import library
 
 VARIABLES = {
-    "ATEN_CPU_CAPABILITY": "avx2",  # ATen's own kernels, Sleef's functions inside them included
-    "MKL_CBWR": "COMPATIBLE",  # what is left of MKL: LAPACK, the inverse error function
+    "ATEN_CPU_CAPABILITY": "avx2",  # ATen's own kernels, including Sleef's functions
+    "MKL_CBWR": "COMPATIBLE",  # the remaining uses of MKL: LAPACK, the inverse error function
     "ONEDNN_MAX_CPU_ISA": "AVX2",  # not used for float32 (kernels.c); for code that calls it directly
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",  # numpy: AVX2 at most
-    "OPENBLAS_CORETYPE": "Haswell",  # numpy's products
+    "OPENBLAS_CORETYPE": "Haswell",  # numpy's matrix products
     "LP_NATIVE_VECTOR_WIDTH": "256",  # llvmpipe's images
 }
-_LIBRARY = "RLINF_PORTABLE_LIBRARY"  # says to a process that it is to be pinned, and with what
-_NEEDED = ("avx2", "fma")
+_LIBRARY = "RLINF_PORTABLE_LIBRARY"  # path of the library; set in processes that must be pinned
+_REQUIRED_FLAGS = ("avx2", "fma")
 
 
 def pin() -> None:
-    """Pins this process and all that it starts; a second call does nothing.
+    """Pins this process and the processes that it starts; a second call does nothing.
 
     Raises:
-        ConfigError: the processor, the compiler or the order of imports does not allow it.
+        ConfigError: the processor lacks AVX2, the library cannot be compiled, or torch or numpy is imported already.
     """
     if is_pinned():
         return
     _require_processor()
     path = library.compiled()
-    late = [name for name in ("torch", "numpy") if name in sys.modules]  # they choose when they are imported
+    late = [name for name in ("torch", "numpy") if name in sys.modules]  # they choose kernels at import
     if late:
         raise ConfigError(
-            f"run.exact is 'portable', but {late[0]} is imported already and keeps the kernels that it chose: call "
+            f"run.exact is 'portable', but {late[0]} is imported already, which fixes its kernels: call "
             "rlinf_embodied.portable.pin() before the first import of torch and numpy, or use run.exact=exact"
         )
-    ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # libraries that are loaded later find its symbols before their own
+    ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # libraries loaded later resolve to its symbols first
     os.environ.update(VARIABLES, **{_LIBRARY: str(path)})
     others = [name for name in os.environ.get("LD_PRELOAD", "").split(":") if name]
     os.environ["LD_PRELOAD"] = ":".join([str(path), *others])
 
 
 def is_pinned() -> bool:
-    """Returns whether this process runs with the pins: its variables say so, and the library is loaded."""
+    """Returns whether this process is pinned: its variables are set, and the library is loaded."""
     if any(os.environ.get(name) != value for name, value in VARIABLES.items()):
         return False
     return os.environ.get(_LIBRARY) is not None and hasattr(ctypes.CDLL(None), "rlinf_portable_version")
 
 
 def require() -> None:
-    """Checks that this process is pinned, and computes by it.
+    """Checks that this process is pinned and that torch uses the library.
 
     Raises:
         ConfigError: it is not.
@@ -71,35 +71,35 @@ def require() -> None:
 
 
 def worker_variables() -> dict[str, str]:
-    """Returns what a worker of this process starts with; nothing where this process is not pinned."""
+    """Returns the environment variables that pin a worker; {} if this process is not pinned."""
     if not is_pinned():
         return {}
     return {**VARIABLES, _LIBRARY: os.environ[_LIBRARY], "LD_PRELOAD": os.environ["LD_PRELOAD"]}
 
 
 def verify() -> None:
-    """Makes a product and sees that it was ours, where this process is to be pinned; imports torch then.
+    """Computes a product and checks that the library did it, if this process must be pinned; then it imports torch.
 
     Raises:
-        ConfigError: the library is not in front of torch, or torch runs other kernels.
+        ConfigError: torch does not call the library, or runs kernels other than AVX2.
     """
     if _LIBRARY not in os.environ:
         return
     import torch
 
-    level, before = torch.backends.cpu.get_cpu_capability(), _num_products()
+    level, num_before = torch.backends.cpu.get_cpu_capability(), _num_products()
     torch.mm(torch.ones(9, 9), torch.ones(9, 9))
-    asks = _num_products() > before
-    if level != "AVX2" or not asks:
+    uses_library = _num_products() > num_before
+    if level != "AVX2" or not uses_library:
         raise ConfigError(
             f"run.exact is 'portable', but torch on {platform.node()} runs {level} kernels and "
-            f"{'asks' if asks else 'does not ask'} {os.environ[_LIBRARY]}: see that this file exists there and that "
-            "torch is the version of constraints.txt, or use run.exact=exact"
+            f"{'calls' if uses_library else 'does not call'} {os.environ[_LIBRARY]}: check that this file exists there "
+            "and that torch is the version of constraints.txt, or use run.exact=exact"
         )
 
 
 def describe() -> dict[str, object]:
-    """Returns what is pinned, for a manifest: variables, library and the C library; {} where nothing is."""
+    """Returns what is pinned, for a manifest: variables, kernels and the C library; {} if nothing is."""
     if not is_pinned():
         return {}
     path = Path(os.environ[_LIBRARY])
@@ -114,10 +114,10 @@ def _num_products() -> int:
 def _require_processor() -> None:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # an emulator, which says itself what it cannot do
+    except OSError:  # not Linux, or an emulator: unsupported instructions fail there
         return
     flags = next((line for line in lines if line.startswith("flags")), "").split()
-    missing = [name for name in _NEEDED if name not in flags]
+    missing = [name for name in _REQUIRED_FLAGS if name not in flags]
     if missing:
         raise ConfigError(
             f"run.exact is 'portable', but this {platform.machine()} processor has no {' and no '.join(missing)}: it "

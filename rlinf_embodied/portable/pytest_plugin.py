@@ -1,4 +1,4 @@
-"""Pins the process of the tests: named by `-p` in pyproject.toml, so before plugins that import numpy."""
+"""Pins the test process; pyproject.toml loads it by `-p`, before plugins that import numpy."""
 
 from rlinf_embodied import portable
 

@@ -101,7 +101,10 @@ def test_what_is_placed_otherwise_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["cluster.cpu_devices=2", "cluster.torch_device=cpu"], "there is no accelerator for cores to be beside"),
+        (
+            ["cluster.cpu_devices=2", "cluster.torch_device=cpu"],
+            "it adds cores to nodes with accelerators, and there are none",
+        ),
         ([*overrides(1), "cluster.cpu_devices=4096"], "but a node has .* cores: use cluster.cpu_devices="),
         ([*overrides(1), "cluster.cpu_devices=-1"], "cluster.cpu_devices is -1, but it must not be negative"),
         (

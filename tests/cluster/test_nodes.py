@@ -90,5 +90,5 @@ def test_cores_beside_gpus_are_devices_of_every_node() -> None:
     assert cluster.place_of(4).group.memory_bytes == (16 << 30) / 2
     with pytest.raises(ConfigError, match=r"cpu_devices is 5, but Ray has 4 cores of node a: .*--num-cpus=5"):
         cluster_of(nodes, replace(RAY, cpu_devices=5))
-    with pytest.raises(ConfigError, match="there is no accelerator for cores to be beside"):
+    with pytest.raises(ConfigError, match="it adds cores to nodes with accelerators, and there are none"):
         cluster_of([node("a", here=True)], replace(RAY, cpu_devices=2))

@@ -60,7 +60,7 @@ def test_pinning_after_torch_is_refused(monkeypatch) -> None:
 def test_a_worker_without_the_library_says_so(monkeypatch) -> None:
     monkeypatch.setenv("RLINF_PORTABLE_LIBRARY", "/nowhere.so")
     monkeypatch.setattr(pins, "_num_products", lambda: 0)
-    with pytest.raises(ConfigError, match=r"does not ask /nowhere.so"):
+    with pytest.raises(ConfigError, match=r"does not call /nowhere.so"):
         portable.verify()
 
 
