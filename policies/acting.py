@@ -1,4 +1,4 @@
-"""What policies have in common that act here, in evaluations and exports, and are not trained."""
+"""Policies that only act, in evaluations and exports, and cannot be trained."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rlinf_embodied.interfaces.policies import Policy
 
 
 class ActingPolicy(Policy):
-    """A policy without what training asks of one."""
+    """A policy that raises if it is trained or saved."""
 
-    source: str  # what it came from, for errors
+    source: str  # where it comes from, for error messages
 
     def _refuse(self, *arguments: object, **named: object) -> Any:
-        raise CheckpointError(f"{self.source}: it is evaluated here, and not trained")
+        raise CheckpointError(f"{self.source}: it can be evaluated here, but not trained or saved")
 
     evaluate = value = save = _refuse
 

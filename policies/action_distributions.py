@@ -1,6 +1,6 @@
-"""Distributions of continuous and categorical actions: drawn by given noise, scored from a record.
+"""Distributions of continuous and categorical actions: sampled with given noise, scored from a record.
 
-Axes: B rows, C actions per chunk, A entries of an action, K choices of an action that have a log-prob each.  The
+Axes: B rows, C actions per chunk, A entries of an action, K log-probs per action.  The
 outputs `out` of a network are [B, C, A], and the logarithms of standard deviations `log_std` are [C, A] or [B, C, A].
 """
 
@@ -18,7 +18,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Gaussian:
-    """A normal of mean `out`, standard deviation exp(log_std) temperature; the env clips it, not the density."""
+    """A normal with mean `out` and standard deviation exp(log_std) temperature; its density ignores clipping."""
 
     has_std = True
 
@@ -27,12 +27,12 @@ class Gaussian:
         self.noise, self.choices = Noise((chunk, dim), Distribution.normal), dim
 
     def draw(self, out: Tensor, log_std: Tensor | None, noise: Tensor | None, temperature: float) -> Tensor:
-        """Returns what is recorded of the choice; without noise the greedy one."""
+        """Returns the sample to record; the mode if there is no noise."""
         assert log_std is not None
         return out if noise is None else out + noise * (log_std.exp() * temperature)
 
     def actions(self, drawn: Tensor) -> Tensor:
-        """Returns the actions [B, C, A] in [-1, 1] of a record."""
+        """Returns the actions [B, C, A] in [-1, 1] of a recorded sample."""
         return drawn.clamp(-1.0, 1.0)
 
     def scored(
@@ -60,10 +60,9 @@ class SquashedGaussian(Gaussian):
         return log_probs - _log_slope(drawn), None
 
     def reparameterized(self, out: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns actions tanh(u) and their log-probs, of u = out + noise exp(log_std), with the gradients of both.
+        """Returns differentiable actions tanh(u), u = out + noise exp(log_std), and their log-probs, both [B, C, A].
 
-        All are [B, C, A].  The density is that of the noise over the slopes: nothing is lost where standard deviations
-        are so small that u - out is rounded.
+        Log-probs are computed from the noise, not from u - out, which rounds to 0 for small standard deviations.
         """
         drawn = out + noise * log_std.exp()
         log_probs = -0.5 * noise.square() - log_std - _HALF_LOG_2PI - _log_slope(drawn)
@@ -71,12 +70,12 @@ class SquashedGaussian(Gaussian):
 
 
 def _log_slope(drawn: Tensor) -> Tensor:
-    """Returns log(1 - tanh(u)^2), as 2 (log 2 - u - softplus(-2 u)), which no large u rounds to log 0."""
+    """Returns log(1 - tanh(u)^2), as 2 (log 2 - u - softplus(-2 u)), which stays finite for large u."""
     return 2.0 * (math.log(2.0) - drawn - functional.softplus(-2.0 * drawn))
 
 
 class Categorical:
-    """One of A by its logits `out`; the action is 1 there and -1 elsewhere.  Methods as those of Gaussian."""
+    """One of A choices with logits `out`; the action is 1 at the choice and -1 elsewhere.  Methods as in Gaussian."""
 
     has_std = False
 
@@ -93,9 +92,9 @@ class Categorical:
     def scored(
         self, out: Tensor, log_std: Tensor | None, drawn: Tensor, temperature: float, entropy_gradient: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns log p of what was chosen, and -sum p log p."""
-        found, entropy = token_log_probs_and_entropy(out, drawn, temperature, entropy_gradient)
-        return found[..., None], entropy[..., None]
+        """Returns log p of the choice, and the entropy -sum p log p."""
+        log_probs, entropy = token_log_probs_and_entropy(out, drawn, temperature, entropy_gradient)
+        return log_probs[..., None], entropy[..., None]
 
 
 DISTRIBUTIONS = {"gaussian": Gaussian, "squashed_gaussian": SquashedGaussian, "categorical": Categorical}

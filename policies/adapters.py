@@ -1,4 +1,4 @@
-"""Low-rank adapters through peft: added to a model's linear layers, and merged where others need plain weights."""
+"""Low-rank adapters (LoRA) by peft: added to a model's linear layers, and merged for export."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from rlinf_embodied.errors import ConfigError
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-_BASE, ADAPTER, _PEFT = ".base_layer.", ".lora_", "base_model.model."  # parts of names that peft makes
+_BASE, ADAPTER, _PEFT = ".base_layer.", ".lora_", "base_model.model."  # parts of peft's parameter names
 ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's files
 
 
 def inject_adapters(
     module: nn.Module, settings: LoraSettings, seed: int, path: str, without_gradient: Iterable[nn.Module] = ()
 ) -> None:
-    """Puts adapters into a module; only they are trained, its outputs stay as they are.
+    """Adds adapters to a module and freezes all else; its outputs do not change.
 
     Args:
-        module: is changed in place.
-        settings: targets are last parts of names of linear layers, or all-linear: all but an output layer "lm_head".
-        seed: of their first weights.
-        path: of the settings in the config, for errors.
-        without_gradient: parts that no gradient reaches; their layers get no adapters.
+        module: modified in place.
+        settings: targets are last parts of linear layers' names, or all-linear: all but an output layer "lm_head".
+        seed: of their initial weights.
+        path: config path of the settings, for error messages.
+        without_gradient: submodules that receive no gradient; their layers get no adapters.
 
     Raises:
-        ConfigError: peft is not installed, a target names no linear layer that a gradient reaches, or a tied head.
+        ConfigError: peft is not installed, a target matches no linear layer that receives a gradient, or a tied head.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -47,18 +47,18 @@ def inject_adapters(
             f"{path} is set, but the package peft is not installed: pip install 'rlinf-embodied[lora]', or set "
             f"{path}.rank=0"
         ) from error
-    still = {id(layer) for part in without_gradient for layer in part.modules()}
+    frozen = {id(layer) for part in without_gradient for layer in part.modules()}
     linear = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
-    trained = [name for name, part in linear.items() if id(part) not in still]
-    _require_targets(list(linear), trained, settings.targets, path)
-    wanted = [name for name in trained if _is_target(name, settings.targets)]
+    trainable = [name for name, part in linear.items() if id(part) not in frozen]
+    _require_targets(list(linear), trainable, settings.targets, path)
+    targets = [name for name in trainable if _is_target(name, settings.targets)]
     tied = module if isinstance(module, PreTrainedModel) and module.config.tie_word_embeddings else None
-    if tied is not None and any(linear[name] is tied.get_output_embeddings() for name in wanted):
+    if tied is not None and any(linear[name] is tied.get_output_embeddings() for name in targets):
         raise ConfigError(
             f"{path}.targets is {settings.targets}, but the model's head and embeddings are one matrix, to which an "
             "adapter of one of them cannot be merged: use [all-linear], which leaves both out"
         )
-    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=wanted, lora_dropout=0.0)  # pyright: ignore[reportArgumentType] - a float works as well
+    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=targets, lora_dropout=0.0)  # pyright: ignore[reportArgumentType] - a float works as well
     with seeded(seed, "adapters"):
         inject_adapter_in_model(config, module)
     for name, parameter in module.named_parameters():
@@ -73,10 +73,10 @@ def _require_targets(linear: Sequence[str], trained: Sequence[str], targets: Seq
     for target in targets:
         if any(_is_target(name, [target]) for name in trained):
             continue
-        there = any(_is_target(name, [target]) for name in linear)
+        exists = any(_is_target(name, [target]) for name in linear)
         rule = (
-            f"no gradient reaches a layer of the name {target!r}: they are frozen, or nothing reads them"
-            if there
+            f"the layers {target!r} receive no gradient: they are frozen, or unused"
+            if exists
             else f"no linear layer of the model has the name {target!r}"
         )
         raise ConfigError(f"{path}.targets is {list(targets)}, but {rule}: use [all-linear], or some of {known}")
@@ -102,7 +102,7 @@ def dense_bias(linear: nn.Module) -> Tensor | None:
 
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
-    """Within the block a module is the one that its adapters were added to."""
+    """Disables a module's adapters within the block."""
     layers = [part for part in module.modules() if hasattr(part, "get_delta_weight")]
 
     def disable(value: bool) -> None:
@@ -117,14 +117,14 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 
 
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the weights below adapters, by the names that they have without any."""
+    """Returns the weights without adapters, by the names of the plain model."""
     return {name.replace(_BASE, "."): tensor for name, tensor in module.state_dict().items() if ADAPTER not in name}
 
 
 def write_adapters(model: nn.Module, folder: Path, base: str = "", task: str | None = None) -> None:
     """Writes the adapters of a model as peft does (adapter_config.json, adapter_model.safetensors), if it has any.
 
-    `base` is the folder or name of the model that they are of; "": unknown.  `task` is peft's name of its kind.
+    `base` is the folder or name of the base model; "": unknown.  `task` is peft's task type.
     """
     state = {name: tensor for name, tensor in model.state_dict().items() if ADAPTER in name}
     if state:
@@ -137,17 +137,16 @@ def write_adapters(model: nn.Module, folder: Path, base: str = "", task: str | N
 
 def read_adapters(folder: Path) -> dict[str, Tensor]:
     """Returns the adapters that `write_adapters` wrote, by the names of the model's parameters."""
-    found = read_tensors(folder / ADAPTERS).items()
-    return {re.sub(r"(\.lora_[AB])\.", r"\1.default.", name.removeprefix(_PEFT)): tensor for name, tensor in found}
+    tensors = read_tensors(folder / ADAPTERS).items()
+    return {re.sub(r"(\.lora_[AB])\.", r"\1.default.", name.removeprefix(_PEFT)): tensor for name, tensor in tensors}
 
 
 @torch.no_grad()
 def merged_model(model: PreTrainedModel) -> PreTrainedModel:
     """Returns a model of the plain architecture with the weights that `model` applies.
 
-    Weights without an adapter are shared, not copied; a model without any adapter is returned itself.  Merged weights
-    have the precision of the model.  Below float32 rounding loses most of a small update: what computes with the
-    weights of a training applies adapters, and merged ones are for export.
+    Weights without an adapter are shared, not copied; a model without adapters is returned unchanged.  Merged weights
+    have the model's precision, and below float32, rounding loses most of a small update: merge only for export.
     """
     state = plain_state(model)
     adapted = [name for name, module in model.named_modules() if hasattr(module, "get_delta_weight")]
@@ -161,7 +160,7 @@ def merged_model(model: PreTrainedModel) -> PreTrainedModel:
     plain.load_state_dict(state, assign=True)
     plain.tie_weights()
     for name, buffer in list(plain.named_buffers()):
-        if buffer.is_meta:  # those that no state holds, such as rotary frequencies
+        if buffer.is_meta:  # not in the state dict, such as rotary frequencies
             owner, _, last = name.rpartition(".")
             plain.get_submodule(owner).register_buffer(last, model.get_buffer(name).clone(), persistent=False)
     plain.generation_config = model.generation_config

@@ -1,7 +1,7 @@
-"""A causal language model from a Hugging Face folder, or a small Qwen2-shaped one made from scratch.
+"""A causal language model from a Hugging Face folder, or a small untrained Qwen2.
 
-Sequences are padded on the right and attention is causal, so a real token never sees padding and no mask is needed:
-the model runs its fastest attention, and rows of a batch do not influence each other.
+Sequences are padded on the right and attention is causal, so real tokens never attend to padding and no mask is
+needed: the model uses its fastest attention, and rows of a batch do not influence each other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
 from rlinf_embodied.learning.gradients import checkpoint_blocks, layers_of
 
-_LARGEST_LOGITS = 1 << 26  # numbers of a pass; the head is applied to more of them in chunks of tokens
+_LARGEST_LOGITS = 1 << 26  # elements in one call of the head; more are computed in chunks of tokens
 
 
 class CausalLM:
@@ -52,13 +52,13 @@ class CausalLM:
         packing: bool | None = False,
         where: str = "the model",
     ) -> None:
-        """Wraps a model and its tokenizer; adapters are drawn from the seed.
+        """Wraps a model and its tokenizer; adapters are initialised from the seed.
 
-        With `checkpoints` a backward pass recomputes the activations of each layer; `packing` is that of the config.
+        With `checkpoints` a backward pass recomputes the activations of each layer; `packing` is policy.packing.
 
         Raises:
-            CheckpointError: nothing ends a sequence.
-            ConfigError: adapters that do not fit, or a model that cannot be packed.
+            CheckpointError: the tokenizer has no token that ends a sequence.
+            ConfigError: the adapters do not fit, or the model does not support packing.
         """
         self.model = model.eval()  # the plain architecture; adapters sit inside its layers
         pad_id, eos_ids = special_tokens(model, tokenizer, where)
@@ -71,21 +71,21 @@ class CausalLM:
         self._trunk, self._head = trunk_and_head(model)
         self._packing = bool(packing)
         self._can_pack = (self._packing or (packing is None and torch.cuda.is_available())) and can_pack(model)
-        rule = "its layers do not take packed rows, or not alike"
+        rule = "its layers do not support packed rows, or compute other logits for them"
         require(self._can_pack or not packing, "policy.packing", packing, f"{self.spec.name}: {rule}", "use false")
         self.checkpoints = checkpoints
         if checkpoints:
             checkpoint_blocks(layers_of(model))
-        # FSDP gathers what is not in a layer around calls of the module and of its methods that are named here
+        # FSDP gathers parameters outside layers for calls of the module and of the methods named here
         model.called_as_forward = ("completion_log_probs",)  # pyright: ignore[reportArgumentType]
         model.completion_log_probs = self._log_probs  # pyright: ignore[reportArgumentType]
-        # where one token ends and pads, it must stay possible
+        # a padding token that also ends sequences must stay possible
         self._never = None if pad_id in eos_ids else torch.tensor([pad_id])
 
-    # ------------------------------------------------------------------------------------------------------------ made
+    # ---------------------------------------------------------------------------------------------------- construction
     @classmethod
     def tiny(cls, config: TinyLMConfig, seed: int) -> CausalLM:
-        """Returns an untrained small model, a function of the seed; the global generator is left as it was."""
+        """Returns a small untrained model, initialised from the seed; the global generator does not change."""
         return cls(*_tiny(config, seed))
 
     @classmethod
@@ -126,7 +126,7 @@ class CausalLM:
         self.tokenizer.save_pretrained(folder)
 
     def save_adapters(self, folder: Path, base: str) -> None:
-        """Writes adapters as peft does, `base` being the model that they are of; nothing without any."""
+        """Writes adapters in peft's format, with `base` as their base model; does nothing without adapters."""
         write_adapters(self.model, folder, base, "CAUSAL_LM")
 
     # ------------------------------------------------------------------------------------------------------------ text
@@ -156,7 +156,7 @@ class CausalLM:
 
     @property
     def packs(self) -> bool:
-        """Whether passes lay the rows of a batch end to end."""
+        """Whether passes concatenate the rows of a batch into one."""
         return self._can_pack and (self._packing or next(self.module.parameters()).device.type == "cuda")
 
     def _log_probs(
@@ -167,46 +167,46 @@ class CausalLM:
         start = int(batch.prompt_lengths.min()) - 1
         if not packs and (hidden.shape[1] - start) * len(mask) * vocabulary <= _LARGEST_LOGITS:
             return self._table_log_probs(hidden[:, start:], batch, temperature, with_entropy, entropy_gradient)
-        rows, number = mask.nonzero(as_tuple=True)  # of each token of the completions
-        places = batch.prompt_lengths[rows] - 1 + number  # of the token before it, which predicts it
+        rows, steps = mask.nonzero(as_tuple=True)  # of each completion token
+        predictors = batch.prompt_lengths[rows] - 1 + steps  # position of the token before it, which predicts it
         starts = batch.lengths.cumsum(0) - batch.lengths
-        hidden = hidden[0, starts[rows] + places] if packs else hidden[rows, places]
-        targets = batch.tokens[rows, places + 1]
+        hidden = hidden[0, starts[rows] + predictors] if packs else hidden[rows, predictors]
+        targets = batch.tokens[rows, predictors + 1]
         options = (temperature, max(1, _LARGEST_LOGITS // vocabulary), with_entropy, entropy_gradient)
         head = lambda states: self._masked(self._head(states))  # noqa: E731
         log_probs, entropy = chunked_log_probs_and_entropy(head, hidden, targets, *options)
-        table = lambda values: values.new_zeros(mask.shape).index_put((rows, number), values)  # noqa: E731
+        table = lambda values: values.new_zeros(mask.shape).index_put((rows, steps), values)  # noqa: E731
         return table(log_probs), None if entropy is None else table(entropy)
 
     def _table_log_probs(
         self, hidden: Tensor, batch: TokenBatch, temperature: float, with_entropy: bool, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Reads a few logits as one table: of hidden states [B, T, H] for the last T targets of each row."""
+        """Computes all logits at once, for hidden states [B, T, H] that predict the last T tokens of each row."""
         targets, mask = batch.tokens[:, -hidden.shape[1] :], batch.mask
         logits = self._masked(self._head(hidden))
         if with_entropy:
             log_probs, entropy = token_log_probs_and_entropy(logits, targets, temperature, entropy_gradient)
         else:
             log_probs, entropy = token_log_probs(logits, targets, temperature), None
-        first = batch.prompt_lengths - batch.prompt_lengths.min()
-        places = first[:, None] + torch.arange(mask.shape[1], device=mask.device)
-        places = places.clamp(max=targets.shape[1] - 1)
-        align = lambda values: torch.where(mask, values.gather(1, places), 0.0)  # noqa: E731
+        offsets = batch.prompt_lengths - batch.prompt_lengths.min()
+        columns = offsets[:, None] + torch.arange(mask.shape[1], device=mask.device)
+        columns = columns.clamp(max=targets.shape[1] - 1)
+        align = lambda values: torch.where(mask, values.gather(1, columns), 0.0)  # noqa: E731
         return align(log_probs), None if entropy is None else align(entropy)
 
     def without_adapters(self) -> AbstractContextManager[None]:
         return without_adapters(self.module)
 
     def update_flops(self, lengths: Sequence[int], predicted: int) -> float:
-        """Returns the FLOPs of forward and backward passes: two for each weight that a token meets in a product.
+        """Returns the FLOPs of forward and backward passes: two for each weight and token of a matrix product.
 
-        Attention of width d over n tokens, causal or not, takes 4 d n^2, as in PaLM (Chowdhery et al. 2022,
-        arXiv:2204.02311, B).  A backward pass takes twice as much, or once as much for weights that are not trained.
+        Attention of width d over n tokens, causal or not, takes 4 d n^2 (PaLM, Chowdhery et al. 2022, arXiv:2204.02311,
+        appendix B).  A backward pass takes twice as much, or once as much for frozen weights.
         """
         shape, head, total = self.model.config.get_text_config(), self.model.get_output_embeddings(), 0.0
         for part in self.model.modules():
             if isinstance(part, nn.Linear | Conv1D):
-                tokens = predicted if part is head else sum(lengths)  # logits are made for completions only
+                tokens = predicted if part is head else sum(lengths)  # logits are computed for completions only
                 total += 2.0 * part.weight.numel() * tokens * (3 if part.weight.requires_grad else 2)
         heads = shape.num_attention_heads
         width = heads * (getattr(shape, "head_dim", None) or shape.hidden_size // heads)
@@ -216,10 +216,10 @@ class CausalLM:
         return logits if self._never is None else logits.index_fill(-1, self._never.to(logits.device), -torch.inf)
 
     def decoder(self, max_num_seqs: int, width: int) -> Decoder:
-        """Returns memory for so many rows of at most `width` tokens; the fastest one that fits the architecture.
+        """Returns the fastest decoder for the architecture, with room for `max_num_seqs` rows of `width` tokens.
 
         Raises:
-            ConfigError: the model's layers keep something else than one key and value per token.
+            ConfigError: the model's layers do not cache one key and value per token.
         """
         if is_lean(self.model, width):
             return LeanDecoder(self.model, max_num_seqs, width, self._masked)
@@ -231,14 +231,14 @@ class CausalLM:
         )
 
     def parameters(self) -> list[nn.Parameter]:
-        """Returns what RL trains, in a fixed order: all parameters, or the adapters of an adapted model."""
+        """Returns the trained parameters in a fixed order: all, or the adapters of an adapted model."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
 
 def trunk_and_head(model: PreTrainedModel) -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]:
     """Returns a model's forward pass in two parts: inputs -> hidden states [B, L, H], and hidden states -> logits.
 
-    Of a model that does more to its logits than one linear layer does (a soft cap), the first gives logits already.
+    If a model's logits are more than one linear layer (a soft cap), the first part returns logits already.
     """
     trunk, linear = model.base_model, model.get_output_embeddings()
     assert isinstance(linear, nn.Module), "a causal language model has a head"
@@ -252,7 +252,7 @@ def trunk_and_head(model: PreTrainedModel) -> tuple[Callable[..., Tensor], Calla
 
 
 def _tiny(config: TinyLMConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Linear layers by 1 / sqrt(inputs), residual branches smaller with depth (Radford et al. 2019, section 2.3)."""
+    """Initialises linear layers by 1 / sqrt(inputs), residual branches smaller with depth (GPT-2, section 2.3)."""
     tokenizer = char_tokenizer(config.characters)
     shape = Qwen2Config(
         vocab_size=len(tokenizer),

@@ -1,4 +1,4 @@
-"""Action-level value heads: V before each of the C actions of a chunk; and what inputs are standardised with."""
+"""Value heads with one value before each of the C actions of a chunk; standardisation of inputs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.interfaces.policies import Features
 
-HIDDEN = "hidden"  # a feature: states of the policy's network that a critic on observations reads
-_LIMIT = 10.0  # standard deviations: RL leaves the range of the demonstrations, where a frozen scale must not blow up
-_VISION_FLOOR = 1e-3  # of the standard deviation of pooled vision
+HIDDEN = "hidden"  # feature: hidden states of the policy's network, the input of a critic on observations
+_LIMIT = 10.0  # standard deviations: RL leaves the range of the demonstrations, to which the scale was fitted
+_VISION_FLOOR = 1e-3  # smallest standard deviation of pooled vision
 
 
 class Standardise(nn.Module):
-    """Shifts and scales columns by statistics that are set once and then stay."""
+    """Shifts and scales columns by fixed statistics."""
 
     mean: Tensor
     std: Tensor
@@ -28,7 +28,7 @@ class Standardise(nn.Module):
 
     @torch.no_grad()
     def set(self, mean: Tensor, std: Tensor, floor: float = 0.01) -> None:
-        """Takes the statistics [size]; a std below `floor` counts as `floor`, constant columns are not scaled."""
+        """Sets the statistics [size]; a std below `floor` is raised to it, and constant columns are not scaled."""
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std < 1e-6, torch.ones_like(std), std.clamp(min=floor)))
 
@@ -43,9 +43,9 @@ class Standardises:
     module: Any
 
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
-        """Sets what "proprio" [P], "vision" (see `pooled`) or "privileged" [Q] is standardised with.
+        """Sets the statistics of "proprio" [P], "vision" (see `pooled`) or "privileged" [Q].
 
-        They are statistics of the data that the policy starts from; what it does not see is ignored.
+        They are computed on the initial training data; inputs that the policy does not have are ignored.
         """
         scale = getattr(self.module, f"{name}_scale", None)
         if scale is not None and scale.mean.numel() > 0:
@@ -53,10 +53,10 @@ class Standardises:
 
 
 class Criticised(Standardises):
-    """A policy whose critic sees privileged state, or states of the policy's network, which it does not train."""
+    """A policy whose critic reads privileged state, or hidden states of the policy's network without a gradient."""
 
     config: PolicyConfig
-    _critic: ClassVar[str] = "value"  # what the module calls it
+    _critic: ClassVar[str] = "value"  # its name in the module
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q]."""
@@ -71,7 +71,7 @@ class Criticised(Standardises):
         return features if HIDDEN in features else {HIDDEN: self._hidden(features)}
 
     def _hidden(self, features: Features) -> Tensor:
-        """Returns the states of the network that a critic on observations reads."""
+        """Returns the hidden states that a critic on observations reads."""
         raise NotImplementedError
 
     def value_parameters(self) -> list[nn.Parameter]:
@@ -79,7 +79,7 @@ class Criticised(Standardises):
 
 
 class ValueHead(nn.Module):
-    """A tanh network with one output; its last layer starts at 0, so that an untrained critic says 0."""
+    """A tanh network with one output; its last layer starts at 0, so that an untrained critic returns 0."""
 
     def __init__(self, in_features: int, hidden_size: int) -> None:
         super().__init__()

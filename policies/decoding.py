@@ -1,14 +1,14 @@
-"""Decoding by transformers' own forward pass, for any architecture whose layers keep keys and values.
+"""Decoding by transformers' forward pass, for any architecture whose layers cache keys and values.
 
-Rows that decode together write the same column of a ring of W columns, whatever their own position is:
+Rows that decode together write to the same column of a ring of W columns, whatever their positions are:
 
     column      0   1   2   3   4   5        W = 6, the next column to write is 2 (the sixth step wrapped around)
-    slot 0      c   c   .   p   p   c        p prompt, c completion, . not of this row: masked
+    slot 0      c   c   .   p   p   c        p prompt, c completion, . masked: not of this row
     slot 1      p   c   .   .   .   p        a row that joined later; its prompt was copied in front of its column
 
-A row lives for at most W columns, so the ring never overwrites what a live row still needs.  One column per step is a
-plain slice; positions (for rotary embeddings) are kept per row.  Until the ring closes it grows by a few columns at a
-time, and attention reads all of it: memory read end to end is 2-5 times as fast (CPU, measured) as a part of each row.
+A row occupies at most W columns, so the ring never overwrites a column that an active row needs.  One column per step
+is a plain slice; positions (for rotary embeddings) are stored per row.  The ring grows by a few columns at a time up to
+W, so that attention reads contiguous memory: on CPUs this is 2-5 times as fast as reading a part of each row.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Dynam
 
 from rlinf_embodied.interfaces.language import Prefix
 
-Logits = Callable[[Tensor], Tensor]  # excludes what is never predicted
-_GROWTH = 8  # columns: more are read in vain, fewer are copied more often
+Logits = Callable[[Tensor], Tensor]  # masks logits of tokens that are never predicted
+_GROWTH = 8  # columns: more waste reads, fewer cause more copies
 
 
 def has_plain_cache(model: PreTrainedModel, width: int) -> bool:
-    """Returns whether every layer keeps one key and value per token, none of them forgotten within `width` tokens."""
+    """Returns whether every layer caches one key and value per token and keeps them for `width` tokens."""
     parameters = inspect.signature(type(model).forward).parameters
     if not {"position_ids", "past_key_values", "attention_mask"} <= set(parameters):
         return False
@@ -53,7 +53,7 @@ class CachedPrefix:
 
 
 def read_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]], masked: Logits) -> CachedPrefix:
-    """Returns what the model keeps of prompts, by one forward pass."""
+    """Returns the keys and values of prompts, by one forward pass."""
     device = next(model.parameters()).device
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     longest = int(lengths.max())
@@ -78,22 +78,22 @@ class Ring:
     """Keys and values of S slots in a ring of W columns, with each slot's mask and next position."""
 
     def __init__(self, max_num_seqs: int, width: int, device: torch.device) -> None:
-        """Knows the shapes of its memory from the first prompt on."""
+        """Memory is allocated when the first prompt joins, which has the shapes."""
         self.max_num_seqs, self.width = max_num_seqs, width
-        self.keys: list[Tensor] = []  # per layer [S, heads, columns so far, head size]
+        self.keys: list[Tensor] = []  # per layer [S, heads, current columns, head size]
         self.values: list[Tensor] = []
         self.positions = torch.zeros(max_num_seqs, dtype=torch.long, device=device)
-        self.hidden = torch.zeros(max_num_seqs, 0)  # added to scores: 0 where the slot's row is, else the lowest number
+        self.hidden = torch.zeros(max_num_seqs, 0)  # added to scores: 0 in columns of the slot's row, else very low
         self.next = 0  # columns written since the start
-        self._spare = torch.zeros(0)  # memory of one table: growing copies each table into what the one before left
-        self._size = 0  # numbers in each table's memory
+        self._spare = torch.zeros(0)  # memory of one table: each table grows into what the previous one freed
+        self._size = 0  # elements in each table's memory
 
     def join(self, prefix: CachedPrefix, prompts: Tensor, slots: Tensor) -> None:
-        """Copies prompts into slots, in front of the column that is written next."""
+        """Copies prompts into slots, before the next column to write."""
         length = prefix.keys[0].shape[2]
         if not self.keys:
             self._allocate(prefix)
-        if length > self.next and self.length < self.width:  # longer than all so far: it reaches around to the end
+        if length > self.next and self.length < self.width:  # longer than all so far: it wraps around to the end
             self._lengthen(self.width, self.max_num_seqs)
         columns = torch.arange(self.next - length, self.next, device=slots.device) % self.width
         for ring, read in zip([*self.keys, *self.values], [*prefix.keys, *prefix.values], strict=True):
@@ -109,7 +109,7 @@ class Ring:
         self.next = prefix.keys[0].shape[2]
         tables = [*prefix.keys, *prefix.values]
         self._size = max(self.max_num_seqs * read.shape[1] * self.width * read.shape[3] for read in tables)
-        # zeros, since a number that is not finite would survive its mask; all of one size, since they change places
+        # zeros, since NaN or infinity would survive the mask; all of one size, since tables swap memory
         memory = [read.new_zeros(self._size) for read in tables]
         self._spare = memory[0].new_zeros(self._size)
         length = min(self.next + _GROWTH, self.width)
@@ -118,24 +118,24 @@ class Ring:
         self.hidden = memory[0].new_full((self.max_num_seqs, length), torch.finfo(memory[0].dtype).min)
 
     def _lengthen(self, length: int, num_rows: int) -> None:
-        """Adds columns behind those of the first rows; other slots lose what they held."""
+        """Appends columns and keeps the content of the first rows; that of other slots is lost."""
         extra = length - self.length
         for tables in (self.keys, self.values):
             for layer, old in enumerate(tables):
                 tables[layer] = _table(self._spare, self.max_num_seqs, old, length)
                 tables[layer][:num_rows, :, : self.length] = old[:num_rows]
-                self._spare = old.as_strided((self._size,), (1,))  # all of the memory that it was the first part of
+                self._spare = old.as_strided((self._size,), (1,))  # the whole memory of the old table
         masked = self.hidden.new_full((self.max_num_seqs, extra), torch.finfo(self.hidden.dtype).min)
         self.hidden = torch.cat([self.hidden, masked], dim=1)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copies whole slots."""
+        """Copies slots `sources` to slots `targets`."""
         for ring in (*self.keys, *self.values, self.hidden, self.positions):
             ring[targets] = ring[sources]
 
     @property
     def length(self) -> int:
-        """Number of columns so far; what was not written is masked."""
+        """Number of allocated columns; unwritten ones are masked."""
         return self.hidden.shape[1]
 
     def open_column(self, num_rows: int) -> int:
@@ -148,18 +148,18 @@ class Ring:
         return column
 
     def close_column(self, num_rows: int) -> None:
-        """Counts the token that each of the first rows has got."""
+        """Advances the positions of the first rows by one token."""
         self.positions[:num_rows] += 1
 
 
 def _table(memory: Tensor, max_num_seqs: int, like: Tensor, length: int) -> Tensor:
-    """The first part of flat memory as [S, heads, length, head size], heads and size those of `like`."""
+    """Returns the first part of flat memory as [S, heads, length, head size], with heads and size of `like`."""
     shape = max_num_seqs, like.shape[1], length, like.shape[3]
     return memory[: math.prod(shape)].view(shape)
 
 
 class _RingLayer(CacheLayerMixin):
-    """One layer of a ring, as transformers' attention modules use a cache."""
+    """One layer of a ring with the cache interface of transformers' attention modules."""
 
     def __init__(self, ring: Ring, layer: int) -> None:
         super().__init__()
@@ -168,12 +168,12 @@ class _RingLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Does nothing: the ring has its memory."""
+        """Does nothing: the ring allocates the memory."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Writes one column, [n, heads, 1, head size] each, and returns all columns, masked ones too."""
+        """Writes one column, [n, heads, 1, head size] each, and returns all columns, including masked ones."""
         keys, values = self._ring.keys[self._layer], self._ring.values[self._layer]
         n = len(key_states)
         keys[:n, :, self.column] = key_states[:, :, 0]
@@ -181,7 +181,7 @@ class _RingLayer(CacheLayerMixin):
         return keys[:n], values[:n]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns (columns, offset); only asked for by models that make their own mask."""
+        """Returns (columns, offset), for models that build their own mask."""
         return self._ring.length, 0
 
     def get_seq_length(self) -> int:
@@ -193,7 +193,7 @@ class _RingLayer(CacheLayerMixin):
 
 
 class RingDecoder:
-    """What decoders with a ring share: prompts are read by the model's own forward pass, rows join and move."""
+    """Base of decoders with a ring: the model's forward pass reads prompts; rows join and move."""
 
     def __init__(self, model: PreTrainedModel, ring: Ring, masked: Logits) -> None:
         self._model, self._ring, self._masked = model, ring, masked
@@ -219,7 +219,7 @@ class CachedDecoder(RingDecoder):
     """Rows in a ring, stepped by the model's own forward pass."""
 
     def __init__(self, model: PreTrainedModel, max_num_seqs: int, width: int, masked: Logits) -> None:
-        """Takes memory for S slots of W columns when the first prompt joins."""
+        """Allocates memory for S slots of W columns when the first prompt joins."""
         super().__init__(model, Ring(max_num_seqs, width, next(model.parameters()).device), masked)
         self._layers = [_RingLayer(self._ring, i) for i in range(model.config.get_text_config().num_hidden_layers)]
         self._cache = Cache(layers=list(self._layers))

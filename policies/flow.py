@@ -1,20 +1,20 @@
-"""How a chunk of actions flows out of noise, given a velocity: chains, their log-probs, and the error that fits it.
+"""Flow matching for chunks of actions: integration of a velocity, log-probs of stochastic steps, and the loss.
 
     chain x_0 (noise) --> x_1 --> ... --> x_K (the chunk), time t = k / K, velocity v(x, t) [B, C, D]
 
 Cloning fits v to x_1 - x_0 on straight lines between noise x_0 and a demonstrated chunk x_1 (Lipman et al. 2023,
-arXiv:2210.02747; pi0, arXiv:2410.24164).  Evaluation follows dx = v dt from x_0 ~ N(0, I).  For RL steps are normal
-distributions, which have log-probs, in one of two ways (pi_RL, arXiv:2510.25889).  Flow-SDE (Flow-GRPO too,
-arXiv:2505.05470) follows the stochastic equation that has the same distribution at every t:
+arXiv:2210.02747; pi0, arXiv:2410.24164).  Evaluation follows dx = v dt from x_0 ~ N(0, I).  For RL, steps are samples
+of normal distributions, which have log-probs, in one of two ways (pi_RL, arXiv:2510.25889).  Flow-SDE (also in
+Flow-GRPO, arXiv:2505.05470) follows the stochastic equation that has the same distribution at every t:
 
     dx = (v + sigma^2 / 2 score) dt + sigma dW          score = (t v - x) / (1 - t)
 
 with sigma = temperature sqrt(1 - t), or as published temperature sqrt((1 - t) / t).  Flow-noise (pi_RL) adds noise to
-dx = v dt whose standard deviation, temperature times a number within `noise_range`, a head of the network learns.
+dx = v dt; its standard deviation is temperature times the output of a learned head, bounded by `noise_range`.
 
-Each number of a chunk has its own noise: where a network's chunk has further dimensions or actions than the env
-executes, these follow dx = v dt, so that the log-probs of the others are those of the whole chain.  With `one_step` the
-same is true of steps: one of a chain, drawn for each row, is stochastic and scored (pi_RL's default).
+Each element of a chunk has separate noise.  Dimensions and actions of a network's chunk that the env does not execute
+follow dx = v dt, so that the log-probs of the others are those of the whole chain.  With `one_step`, likewise, only one
+step of a chain, drawn for each row, is stochastic and scored (pi_RL's default).
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from rlinf_embodied.interfaces.policies import (
     Record,
 )
 
-# Velocities v [B, C, D] of chunks x [B, C, D] at times [B] in [0, 1], and the standard deviations [B, C, D] that were
-# learned there, of flow-noise (None: none were)
+# (chunks x [B, C, D], times [B] in [0, 1]) -> velocities v [B, C, D], and the learned standard deviations [B, C, D] of
+# flow-noise (None: other noise)
 Field = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
-# The hidden states from which an expert computes v, and v
+# (x, times) -> the expert's hidden states, and the velocities v computed from them
 Expert = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Stochastic(StrEnum):
-    """Which steps of a chain RL makes stochastic, and scores."""
+    """Which steps of a chain are stochastic and scored in RL."""
 
-    one = "one"  # drawn for each chunk: an update has one pass of the expert
+    one = "one"  # drawn for each chunk: an update needs one pass of the expert
     all = "all"
 
 
@@ -66,12 +66,12 @@ class StepNoise(StrEnum):
 
 @dataclass(kw_only=True)
 class FlowSettings:
-    """What of policy.options all flow policies have."""
+    """Fields of policy.options that all flow policies have."""
 
     steps: int = 0  # K of a chain, in training and evaluation
     stochastic_steps: Stochastic = Stochastic.one
     noise: StepNoise = StepNoise.decaying
-    max_guidance: float = 10.0  # of real-time chunking, as in LeRobot; at most `steps`
+    max_guidance: float = 10.0  # of real-time chunking, as in LeRobot; limited to `steps`
     noise_range: list[float] = field(default_factory=lambda: [0.08, 0.16])  # of flow_noise, at temperature 1: pi_RL's
 
     def require_valid(self) -> None:
@@ -83,15 +83,16 @@ class FlowSettings:
         require(ordered, "policy.options.noise_range", bounds, rule, "use [0.08,0.16]")
 
 
-_PENDING = "pending."  # how features begin that say how chunks overlap
-OF_USE = ("stochastic_steps", "noise", "noise_range", "max_guidance")  # a training may change it
+_PENDING = "pending."  # prefix of the features of the previous chunk, which overlaps with the new one
+OF_USE = ("stochastic_steps", "noise", "noise_range", "max_guidance")  # options that a training may change
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
     """Chains of K `steps`; their record is "chain" float32 [B, K + 1, C, D].
 
-    With `one_step` it is the stochastic step: "step" int64 [B], and "chain" [B, 2, C, D], what is before and after it.
+    With `one_step` the record is the index of the stochastic step, "step" int64 [B], and x before and after it, "chain"
+    [B, 2, C, D].
     """
 
     chunk: int  # C
@@ -108,22 +109,22 @@ class Flow:
         return self.chunk, self.width or self.action_dim
 
     def spec(self, name: str) -> PolicySpec:
-        """Returns the facts about a policy that acts so: each stochastic step of a chain is a choice."""
+        """Returns the spec of a policy with this flow; each stochastic step of a chain is a choice."""
         draws = (2 * math.prod(self.shape) + 1,) if self.one_step else (self.steps + 1, *self.shape)
         start = Noise((1, *self.shape), Distribution.normal)
         choices = 1 if self.one_step else self.steps
         return PolicySpec(name, self.chunk, self.action_dim, choices, Noise(draws, Distribution.normal), start)
 
     def imitation_noise(self) -> Noise:
-        """Returns what decides x_0 and t of cloning: see `parts_of`."""
+        """Returns the noise for x_0 and t in imitation, see `parts_of`."""
         return Noise((math.prod(self.shape) + 1,), Distribution.normal)
 
     def parts_of(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns x_0 [B, C, D] and uniforms [B] of what `imitation_noise` draws, [B, C * D + 1]."""
+        """Splits a draw of `imitation_noise`, [B, C * D + 1], into x_0 [B, C, D] and uniforms [B]."""
         return noise[:, :-1].unflatten(1, self.shape), Normal(0.0, 1.0).cdf(noise[:, -1])
 
     def _noisy(self, delay: Tensor) -> Tensor:
-        """Returns which numbers of chunks are stochastic, bool [B, C, D]: those that are executed, late by `delay`."""
+        """Returns which elements are stochastic, bool [B, C, D]: those executed from position `delay` on."""
         chunk, width = self.shape
         since = torch.arange(chunk, device=delay.device) - delay[:, None]
         actions = (since >= 0) & (since < (self.executed or chunk))
@@ -132,14 +133,14 @@ class Flow:
     def step(
         self, field: Field, x: Tensor, k: int | Tensor, level: float | Tensor, delay: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the mean [B, C, D] of x_{k + 1} and the standard deviation [B, C, D] of what is stochastic in it.
+        """Returns the mean [B, C, D] of x_{k + 1} and the standard deviation [B, C, D] of its stochastic elements.
 
         Args:
             field: velocities.
             x: x_k [B, C, D].
-            k: the number of the step, or those of the rows, int64 [B].
-            level: the size of the noise, or those of the rows [B, 1, 1].
-            delay: after how many env steps chunks arrive, int64 [B].
+            k: index of the step, or one index per row, int64 [B].
+            level: scale of the noise, or one per row, [B, 1, 1].
+            delay: number of env steps after which a chunk arrives, int64 [B].
         """
         dt, at = 1.0 / self.steps, torch.as_tensor(k, device=x.device).expand(len(x)) / self.steps
         v, scale = field(x, at)
@@ -147,57 +148,57 @@ class Flow:
         if self.noise is StepNoise.flow_noise:
             assert scale is not None, "flow-noise without a head for it"
             return x + v * dt, level * scale
-        square: Any = level**2  # of sigma, by 1 - t
+        square: Any = level**2  # sigma^2 / (1 - t)
         if self.noise is StepNoise.flow_sde:
             square = square / time.clamp(min=dt)
         drift = v + torch.where(self._noisy(delay), 0.5 * square * (time * v - x), 0.0)
         return x + drift * dt, (square * (1.0 - time) * dt).sqrt().expand_as(x)
 
     def _log_prob(self, mean: Tensor, std: Tensor, x: Tensor, delay: Tensor) -> Tensor:
-        """Returns log p [B, C] of each action of a chunk, the first one that is executed first."""
-        found = Normal(mean, std, validate_args=False).log_prob(x)
-        found = torch.where(self._noisy(delay), found, 0.0).sum(-1)
-        places = torch.arange(self.chunk, device=delay.device) + delay[:, None]
-        return F.pad(found, (0, self.chunk)).gather(1, places)
+        """Returns log p [B, C] of each action of a chunk, starting with the first executed one; 0 beyond them."""
+        log_probs = Normal(mean, std, validate_args=False).log_prob(x)
+        log_probs = torch.where(self._noisy(delay), log_probs, 0.0).sum(-1)
+        positions = torch.arange(self.chunk, device=delay.device) + delay[:, None]
+        return F.pad(log_probs, (0, self.chunk)).gather(1, positions)
 
     def act(self, field: Field, noise: Tensor | None, level: float, delay: Tensor) -> PolicyOutput:
-        """Follows chains from `noise` [B, *spec.noise.shape], whose first numbers are x_0; actions [B, C, D] are x_K.
+        """Follows chains from `noise` [B, *spec.noise.shape], whose first elements are x_0; actions [B, C, D] are x_K.
 
-        Without noise, or at level 0, chains follow dx = v dt, from 0 or from x_0; they have no log-probs.
+        Without noise (x_0 = 0), or at level 0, chains follow dx = v dt and log-probs are 0.
         """
         size, rows = math.prod(self.shape), len(delay)
         drawn = torch.zeros(rows, size, device=delay.device) if noise is None else noise.flatten(1)
         start = drawn[:, :size].unflatten(1, self.shape)
         if noise is None or level == 0.0:
             return self._greedy(field, start)
-        chosen = (Normal(0.0, 1.0).cdf(drawn[:, -1]) * self.steps).long().clamp(max=self.steps - 1)
+        step = (Normal(0.0, 1.0).cdf(drawn[:, -1]) * self.steps).long().clamp(max=self.steps - 1)
         noisy, chain, scores = self._noisy(delay), [start], []
         for k in range(self.steps):
             place = size if self.one_step else size * (k + 1)
-            own = drawn[:, place : place + size].unflatten(1, self.shape)
-            here = level * (chosen == k)[:, None, None] if self.one_step else level
-            mean, std = self.step(field, chain[-1], k, here, delay)
-            chain.append(mean + torch.where(noisy, std * own, 0.0))
+            step_noise = drawn[:, place : place + size].unflatten(1, self.shape)
+            step_level = level * (step == k)[:, None, None] if self.one_step else level
+            mean, std = self.step(field, chain[-1], k, step_level, delay)
+            chain.append(mean + torch.where(noisy, std * step_noise, 0.0))
             scores.append(self._log_prob(mean, std, chain[-1], delay))
         x, log_probs = torch.stack(chain, 1), torch.stack(scores, -1)
         if not self.one_step:
             return PolicyOutput(chain[-1], {"chain": x}, log_probs)
-        each = torch.arange(rows, device=delay.device)
-        ends = x[each[:, None], torch.stack([chosen, chosen + 1], 1)]
-        return PolicyOutput(chain[-1], {"step": chosen, "chain": ends}, log_probs[each, :, chosen][..., None])
+        row = torch.arange(rows, device=delay.device)
+        ends = x[row[:, None], torch.stack([step, step + 1], 1)]
+        return PolicyOutput(chain[-1], {"step": step, "chain": ends}, log_probs[row, :, step][..., None])
 
     def _greedy(self, field: Field, start: Tensor) -> PolicyOutput:
         chain = [start]
         for k in range(self.steps):
             v, _ = field(chain[-1], start.new_full((len(start),), k / self.steps))
             chain.append(chain[-1] + v * (1.0 / self.steps))
-        nothing = start.new_zeros(*start.shape[:2], 1 if self.one_step else self.steps)
-        return PolicyOutput(chain[-1], {"chain": torch.stack(chain, 1)}, nothing)
+        log_probs = start.new_zeros(*start.shape[:2], 1 if self.one_step else self.steps)
+        return PolicyOutput(chain[-1], {"chain": torch.stack(chain, 1)}, log_probs)
 
     def evaluate(self, field: Field, record: Record, level: float, delay: Tensor) -> Evaluation:
         """Returns log-probs [B, C, choices] of a record."""
-        x, numbers = record["chain"].unbind(1), [record["step"]] if self.one_step else range(self.steps)
-        steps = [self.step(field, x[i], k, level, delay) for i, k in enumerate(numbers)]
+        x, indices = record["chain"].unbind(1), [record["step"]] if self.one_step else range(self.steps)
+        steps = [self.step(field, x[i], k, level, delay) for i, k in enumerate(indices)]
         return Evaluation(torch.stack([self._log_prob(*step, x[i + 1], delay) for i, step in enumerate(steps)], -1))
 
     def matching_error(self, expert: Expert, start: Tensor, time: Tensor, chunk: Tensor) -> Tensor:
@@ -209,8 +210,9 @@ class Flow:
 def drawn_to(v: Tensor, x: Tensor, time: Tensor, previous: Tensor, weights: Tensor, max_guidance: float) -> Tensor:
     """Returns v [B, C, D] of chunks x at times [B] with the guidance of real-time chunking, as in LeRobot.
 
-    v + min(max_guidance, (r^2 + t^2) / (t r)) weights (previous - (x + r v)), r = 1 - t: where x would end is drawn to
-    what is left of the chunk before, [B, C, D], by weights [B, C] (arXiv:2506.07339, without the network's derivative).
+    v + min(max_guidance, (r^2 + t^2) / (t r)) weights (previous - (x + r v)), r = 1 - t: pulls the predicted end of the
+    chain towards the rest of the previous chunk, [B, C, D], by weights [B, C] (arXiv:2506.07339, without the network's
+    derivative).
     """
     t = time.to(v.dtype)[:, None, None]
     rest = 1.0 - t
@@ -219,10 +221,10 @@ def drawn_to(v: Tensor, x: Tensor, time: Tensor, previous: Tensor, weights: Tens
 
 
 class NoiseHead(nn.Module):
-    """The standard deviations of flow-noise from an expert's hidden states, between two bounds; first in the middle."""
+    """The standard deviations of flow-noise from an expert's hidden states; initially the middle of their bounds."""
 
     def __init__(self, width: int, size: int, bounds: list[float]) -> None:
-        """Takes the width of the hidden states, how many numbers there are to each, and the bounds."""
+        """Takes the width of the hidden states, the number of outputs, and the bounds."""
         super().__init__()
         self.enter, self.leave = nn.Linear(width, 128), nn.Linear(128, size)
         nn.init.zeros_(self.leave.weight)
@@ -231,14 +233,14 @@ class NoiseHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Returns standard deviations [..., size] of hidden states [..., width]."""
-        place = (torch.tanh(self.leave(torch.tanh(self.enter(hidden))).float()) + 1.0) / 2.0
-        return (self._low + (self._high - self._low) * place).exp()
+        share = (torch.tanh(self.leave(torch.tanh(self.enter(hidden))).float()) + 1.0) / 2.0
+        return (self._low + (self._high - self._low) * share).exp()
 
 
 class ActsByFlow:
-    """Acting and scoring of policies whose network gives a velocity: first in a class's bases.
+    """Acting and scoring for policies whose network computes a velocity; comes first in a class's bases.
 
-    Records: see Flow; policy.temperature is the size of the noise of a step.
+    Records: see Flow; policy.temperature is the scale of a step's noise.
     """
 
     has_entropy = False
@@ -247,10 +249,10 @@ class ActsByFlow:
     _max_guidance: float
     spec: PolicySpec
     imitation_noise: Noise | None
-    module: Any  # with a NoiseHead `noise`, of flow-noise
+    module: Any  # with a NoiseHead `noise` for flow-noise
 
     def _flows(self, name: str, settings: FlowSettings, env: EnvSpec, steps: int = 0, width: int = 0) -> None:
-        """Sets the flow of an env's chunks, of `width` dimensions; `steps` are those where settings have none."""
+        """Sets the flow for an env's chunks of `width` dimensions; `steps` applies if settings.steps is 0."""
         one = settings.stochastic_steps is Stochastic.one
         sizes = (env.chunk, env.action_dim, settings.steps or steps, width, env.executed)
         self.flow = flow = Flow(*sizes, one, settings.noise)
@@ -262,8 +264,8 @@ class ActsByFlow:
 
     def _field(self, features: Features) -> Field:
         expert, head = self._expert(features), getattr(self.module, "noise", None)
-        left, weights = (features.get(_PENDING + name) for name in ("actions", "weights"))
-        previous = None if left is None else self._chunk(features, left)
+        pending, weights = (features.get(_PENDING + name) for name in ("actions", "weights"))
+        previous = None if pending is None else self._chunk(features, pending)
 
         def field(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
             hidden, v = expert(x, time)
@@ -274,16 +276,16 @@ class ActsByFlow:
         return field
 
     def _chunk(self, features: Features, actions: Tensor) -> Tensor:
-        """Returns the chunk [B, C, D] that means actions [B, C, A]."""
+        """Returns the network's chunk [B, C, D] for actions [B, C, A]."""
         raise NotImplementedError
 
     def _actions(self, features: Features, x: Tensor) -> Tensor:
-        """Returns the actions [B, C, A] in [-1, 1] that a chunk x [B, C, D] means."""
+        """Returns the actions [B, C, A] in [-1, 1] of a network's chunk x [B, C, D]."""
         return x.clamp(-1.0, 1.0)
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Follows a chain, see `Flow.act`; `temperature` is the size of the noise."""
+        """Integrates a chain, see `Flow.act`; `temperature` is the scale of the noise."""
         output = self.flow.act(self._field(features), noise, temperature, _delay(features))
         return replace(output, actions=self._actions(features, output.actions))
 
@@ -294,7 +296,7 @@ class ActsByFlow:
 
 
 def pending_features(observation: Observation) -> Features:
-    """Returns what of an observation says how chunks overlap; {} where they do not."""
+    """Returns the features of an observation's previous chunk; {} if chunks do not overlap."""
     return {_PENDING + name: value for name, value in observation.pending.items()}
 
 

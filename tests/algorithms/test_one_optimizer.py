@@ -136,7 +136,7 @@ def _layers(network: nn.Module) -> list[Tensor]:
 def _of_ours(policy: ActorCritic) -> list[Tensor]:
     net = policy.module
     assert net.log_std is not None
-    trunk = _layers(net.images) if net.sees else []
+    trunk = _layers(net.images) if net.has_images else []
     return [*trunk, *_layers(net.actor), *_layers(net.critic), net.log_std]
 
 

@@ -256,7 +256,7 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
         (
             {**PARALLEL, "lora": {"rank": 4, "targets": ["q_proj", "qkv"]}},
             ENV,
-            r"policy.options.lora.targets is \['q_proj', 'qkv'\], but no gradient reaches a layer of the name 'qkv'",
+            r"policy.options.lora.targets is \['q_proj', 'qkv'\], but the layers 'qkv' receive no gradient",
         ),
         ({**PARALLEL, "prompt_length": 5}, ENV, "a prompt has .* tokens, but rows have 5"),
     ],
