@@ -58,7 +58,7 @@ def test_the_kind_of_device_is_what_the_config_says(machine) -> None:
     cluster = cluster_at_hand(config)
     assert (cluster.kind, cluster.num_devices, cluster.device_module) == ("npu", 2, "torch_npu")
     assert [cluster.torch_device(k) for k in range(2)] == ["npu:0", "npu:1"]
-    with pytest.raises(ConfigError, match=r"torch_device is 'npu', of which only torch knows how many there are"):
+    with pytest.raises(ConfigError, match=r"torch_device is 'npu', whose number of devices cannot be detected"):
         local_cluster(None, "npu")
     machine("", cores=4)
     with pytest.raises(ConfigError, match=r"cluster.torch_device is 'cuda', but this machine has 0 visible NVIDIA GPU"):

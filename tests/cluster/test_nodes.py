@@ -54,7 +54,7 @@ def test_gpus_are_the_devices_where_any_node_has_one_each_kind_in_a_group() -> N
     assert cluster.place_of(0).group.memory_bytes == 80 << 30  # of the device, not of its host
     assert cluster.nodes == ("b", "c")
     assert cluster_of(nodes, replace(RAY, torch_device="cpu")).num_devices == 12
-    with pytest.raises(ConfigError, match="on a Ray cluster only cpu and cuda are found"):
+    with pytest.raises(ConfigError, match="on a Ray cluster only cpu and cuda are detected"):
         cluster_of(nodes, replace(RAY, torch_device="npu"))
     with pytest.raises(ConfigError, match=r"has 0 devices of the kind cuda \(a: 0\)"):
         cluster_of(nodes[:1], replace(RAY, torch_device="cuda"))
