@@ -1,4 +1,4 @@
-"""A small vision-language-action policy whose actions flow out of noise: flow matching, with log-probs for RL.
+"""A small vision-language-action policy that generates actions by flow matching, with log-probs for RL.
 
     tiny VLA's transformer --> hidden states [B, C, d] --\
     chunk x [B, C, A], time t [B] ----------------------expert--> velocity v(x, t) [B, C, A], which flow.py follows
@@ -22,7 +22,7 @@ from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features
 
-_FREQUENCIES = 8  # of the embedding of time: sine and cosine each
+_FREQUENCIES = 8  # of the time embedding, each with sine and cosine
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class ActionExpert(nn.Module):
     frequencies: Tensor
 
     def __init__(self, chunk: int, action_dim: int, hidden_size: int, width: int) -> None:
-        """Takes C, A, the width d of the hidden states, and that of its own layers."""
+        """Takes C, A, the width d of the hidden states, and the width of its layers."""
         super().__init__()
         size = chunk * action_dim
         self.enter = nn.Linear(size + chunk * hidden_size + 2 * _FREQUENCIES, width)
@@ -53,7 +53,7 @@ class ActionExpert(nn.Module):
         self.register_buffer("frequencies", math.pi * 2.0 ** torch.arange(_FREQUENCIES).float() / 4, persistent=False)
 
     def forward(self, hidden: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns its last layer [B, width] and v [B, C, A] of hidden states [B, C, d], chunks x and times [B]."""
+        """Returns its last layer [B, width] and v [B, C, A] for hidden states [B, C, d], chunks x and times [B]."""
         angles = time[:, None] * self.frequencies
         inputs = torch.cat([x.flatten(1), hidden.flatten(1), angles.sin(), angles.cos()], dim=1)
         y = self.enter(inputs)
@@ -64,7 +64,7 @@ class ActionExpert(nn.Module):
 
 
 class FlowVLANet(TinyVLANet):
-    """The tiny VLA's network with an expert in the place of its head."""
+    """The tiny VLA's network with an action expert instead of its head."""
 
     def __init__(self, options: FlowOptions, critic: Critic, env: EnvSpec) -> None:
         """Builds the modules for an env's cameras, proprioception and chunk."""
@@ -75,7 +75,7 @@ class FlowVLANet(TinyVLANet):
 
 
 class FlowVLA(ActsByFlow, TinyVLA):
-    """The tiny VLA with an expert."""
+    """The tiny VLA with an action expert."""
 
     _net = FlowVLANet
     options_type = FlowOptions
@@ -97,6 +97,6 @@ class FlowVLA(ActsByFlow, TinyVLA):
     def _actions(self, features: Features, x: Tensor) -> Tensor:
         return self.robot_actions(x) if self.normalisation else super()._actions(features, x)
 
-    def _losses(self, hidden: Tensor, wanted: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+    def _losses(self, hidden: Tensor, chunk: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         start, time = self.flow.parts_of(targets["noise"])
-        return self.flow.matching_error(partial(self.module.head, hidden), start, time, wanted).square()
+        return self.flow.matching_error(partial(self.module.head, hidden), start, time, chunk).square()

@@ -1,4 +1,4 @@
-"""Language models as Hugging Face folders: read with complaints that name what is missing, never from a hub."""
+"""Reads language models from local Hugging Face folders; errors name the missing files."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _log = logging.getLogger(__name__)
 def read_model(
     folder: Path, dtype: torch.dtype, kind: Any = AutoModelForCausalLM, name: str = "causal language model"
 ) -> PreTrainedModel:
-    """Returns the model of a folder, in eval mode on the CPU; `kind` is the class that reads it.
+    """Returns the model of a folder, in eval mode on the CPU; `kind` is the transformers class that loads it.
 
     Raises:
-        CheckpointError: files (shards by name) are missing or damaged, or parameters of the model are not in them.
+        CheckpointError: files (shards by name) are missing or damaged, or lack parameters of the model.
     """
     weight_files(folder)
     transformers_logging.disable_progress_bar()
     try:
         loaded = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True)
-        model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
+        model, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder} holds no {name} that transformers can load ({error}): give another folder"
         ) from error
-    if missing := sorted(found["missing_keys"]):
-        # transformers only warns, and uses random numbers
+    if missing := sorted(info["missing_keys"]):
+        # transformers only warns, and initialises them at random
         raise CheckpointError(
             f"the weights in {folder} lack {len(missing)} parameters of the model, first {missing[:3]}: "
             "the folder is incomplete or of another architecture; copy it again"
@@ -53,7 +53,7 @@ def read_model(
 
 
 def read_context(folder: Path) -> int | None:
-    """Returns how many tokens a prompt and its completion may have together; None: no limit.
+    """Returns the context length in tokens, of a prompt with its completion; None: no limit.
 
     Raises:
         CheckpointError: there is no config that transformers can load.
@@ -66,10 +66,10 @@ def read_context(folder: Path) -> int | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the files with a folder's weights: one, or each shard that the index lists.
+    """Returns the weight files of a folder: one, or all shards of the index.
 
     Raises:
-        CheckpointError: the config or one of them is missing; names the missing files.
+        CheckpointError: the config or a weight file is missing; names the missing files.
     """
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} has no {CONFIG}: give a folder that save_pretrained wrote")
@@ -95,12 +95,12 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a folder.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or transformers cannot load it.
     """
     if not any((folder / name).is_file() for name in _VOCABULARIES):
-        # transformers would make an empty tokenizer for the model's type
+        # transformers would create an empty tokenizer for the model's type
         raise CheckpointError(f"{folder} holds no tokenizer (none of {', '.join(_VOCABULARIES)}): copy it there, too")
-    # a class picked by the model's type adds special tokens of its own; tokenizer.json says all there is to say
+    # the class chosen by model type adds special tokens; tokenizer.json is complete without it
     kind = PreTrainedTokenizerFast if (folder / _VOCABULARIES[0]).is_file() else AutoTokenizer
     try:
         return kind.from_pretrained(folder, local_files_only=True)
@@ -113,20 +113,20 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def special_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str
 ) -> tuple[int, tuple[int, ...]]:
-    """Returns (padding token, tokens that end a sequence); without a padding token the first of the latter serves.
+    """Returns (padding token, tokens that end a sequence); without a padding token, the first of the latter pads.
 
     Raises:
-        CheckpointError: no token is known to end a sequence, or the model lacks one of these tokens.
+        CheckpointError: no token ends a sequence, or one of these tokens exceeds the model's vocabulary.
     """
     config = model.generation_config
     configured = None if config is None else config.eos_token_id
-    listed = [tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])]
-    eos_ids = tuple(dict.fromkeys(cast(int, token) for token in listed if token is not None))
-    size = model.config.get_text_config().vocab_size
-    if beyond := [token for token in (*eos_ids, tokenizer.pad_token_id or 0) if token >= size]:
+    candidates = [tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])]
+    eos_ids = tuple(dict.fromkeys(cast(int, token) for token in candidates if token is not None))
+    num_tokens = model.config.get_text_config().vocab_size
+    if beyond := [token for token in (*eos_ids, tokenizer.pad_token_id or 0) if token >= num_tokens]:
         raise CheckpointError(
-            f"the tokenizer of {where} pads or ends sequences with tokens {beyond}, but the model has {size}: "
-            "the tokenizer belongs to another model; copy this model's own"
+            f"the tokenizer of {where} pads or ends sequences with tokens {beyond}, but the model has {num_tokens}: "
+            "the tokenizer belongs to another model; copy this model's tokenizer"
         )
     if not eos_ids:
         raise CheckpointError(

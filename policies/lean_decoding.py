@@ -1,8 +1,8 @@
-"""Decoding of small Qwen2- and Llama-shaped models, where the cost is in the number of operations, not in their size.
+"""Decoding of small Qwen2 and Llama models, whose cost is the number of operations rather than their size.
 
-The same arithmetic as transformers' modules with a third of the calls: projections that read the same input are one
-matrix, the attention scale sits in the query weights, keys and values stay in place.  Attention with one query per row
-is a matrix product over the columns: on CPU, scaled_dot_product_attention takes several times as long for it.
+The arithmetic is that of transformers' modules with a third of the calls: projections of the same input are one matrix,
+the attention scale is part of the query weights, and keys and values are not copied.  Attention with one query per row
+is a matrix product over the columns; on CPUs, scaled_dot_product_attention takes several times as long.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from policies.adapters import dense_bias, dense_weight
 from policies.decoding import Logits, Ring, RingDecoder, has_plain_cache
 
-_LARGEST_BYTES = 256 << 20  # of weights: beyond it products dominate, and the fused copy would cost memory for nothing
-_FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # tables do not depend on the sequence at hand
+_LARGEST_BYTES = 256 << 20  # of weights: in larger models products dominate, and the fused copy would waste memory
+_FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # types whose tables do not depend on the sequence
 
 
 def is_lean(model: PreTrainedModel, width: int) -> bool:
-    """Returns whether `LeanDecoder` computes what the model does."""
+    """Returns whether `LeanDecoder` supports the model."""
     if type(model) not in (Qwen2ForCausalLM, LlamaForCausalLM) or not has_plain_cache(model, width):
         return False
     if getattr(model.config, "attention_bias", False) or getattr(model.config, "mlp_bias", False):
-        return False  # queries, keys and values alone may have biases
+        return False  # only queries, keys and values may have biases
     if model.dtype != torch.float32:  # transformers computes some steps of lower precisions in float32
         return False
     size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -38,10 +38,10 @@ def is_lean(model: PreTrainedModel, width: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Weights of one block, products ready for x @ w."""
+    """Weights of one block, transposed for x @ w."""
 
     norm: Tensor  # [d]
-    qkv: Tensor  # [d, (heads + 2 kv heads) * head size]; queries are scaled already
+    qkv: Tensor  # [d, (heads + 2 kv heads) * head size]; queries include the attention scale
     qkv_bias: Tensor | None
     out: Tensor  # [heads * head size, d]
     mlp_norm: Tensor  # [d]
@@ -51,7 +51,7 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class LeanWeights:
-    """A model's weights, fused where that saves calls: copies in part, so made anew whenever the weights may differ."""
+    """A model's weights, partly fused.  Fused ones are copies, so create this again whenever the weights change."""
 
     embedding: Tensor  # [V, d]
     layers: list[_Layer]
@@ -63,7 +63,7 @@ class LeanWeights:
     @staticmethod
     @torch.no_grad()
     def of(model: PreTrainedModel) -> LeanWeights:
-        """Returns the weights that the model applies, adapters merged."""
+        """Returns the weights of a model, with adapters merged."""
         trunk = model.model
         layers = [_fuse(cast(Qwen2DecoderLayer, block)) for block in trunk.layers]
         head = dense_weight(model.lm_head).detach().t()
@@ -90,10 +90,10 @@ def _join(linears: Sequence[nn.Module], scales: Sequence[float]) -> Tensor:
 
 
 class LeanDecoder(RingDecoder):
-    """Rows in a ring, stepped by fused weights; prompts are read by the model's own forward pass."""
+    """Rows in a ring, stepped with fused weights; the model's forward pass reads prompts."""
 
     def __init__(self, model: PreTrainedModel, max_num_seqs: int, width: int, masked: Logits) -> None:
-        """Takes the weights as they are, and memory for S slots of W columns when the first prompt joins."""
+        """Copies the current weights; allocates memory for S slots of W columns when the first prompt joins."""
         self._weights, config = LeanWeights.of(model), model.config
         super().__init__(model, Ring(max_num_seqs, width, self._weights.embedding.device), masked)
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -120,23 +120,23 @@ class LeanDecoder(RingDecoder):
         return self._masked(F.rms_norm(x, weights.norm.shape, weights.norm, weights.eps) @ weights.head)
 
     def _attend(self, qkv: Tensor, layer: int, column: int, cos: Tensor, sin: Tensor, hidden: Tensor) -> Tensor:
-        """Writes this step's keys and values and returns what each head read, [n, heads * head size]."""
+        """Writes this step's keys and values and returns the attention output, [n, heads * head size]."""
         n, half = len(qkv), self._size // 2
         qkv = qkv.view(n, -1, self._size)
-        turning = qkv[:, : self._heads + self._kv_heads]
+        unrotated = qkv[:, : self._heads + self._kv_heads]
         # rotate_half(x) is x rolled by half its size; its sign is in the sine table
-        turned = torch.addcmul(turning * cos, turning.roll(half, -1), sin)
+        rotated = torch.addcmul(unrotated * cos, unrotated.roll(half, -1), sin)
         keys, values = self._ring.keys[layer], self._ring.values[layer]
-        keys[:n, :, column] = turned[:, self._heads :]
+        keys[:n, :, column] = rotated[:, self._heads :]
         values[:n, :, column] = qkv[:, self._heads + self._kv_heads :]
-        queries = turned[:, : self._heads].view(n, self._kv_heads, -1, self._size)
+        queries = rotated[:, : self._heads].view(n, self._kv_heads, -1, self._size)
         scores = torch.matmul(queries, keys[:n].transpose(2, 3)).add_(hidden)
         return torch.matmul(scores.softmax(-1), values[:n]).view(n, -1)
 
 
 @torch.inference_mode()
 def _rotary_tables(model: PreTrainedModel, width: int) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of positions 0..W-1, [W, head size]."""
+    """Returns cosines and signed sines of positions 0..W-1, [W, head size] each."""
     weight = model.model.embed_tokens.weight
     cos, sin = model.model.rotary_emb(weight[:1, None], torch.arange(width, device=weight.device)[None])
     half = cos.shape[-1] // 2

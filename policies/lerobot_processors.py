@@ -15,12 +15,12 @@ from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.errors import CheckpointError
 
 PRE, POST = "policy_preprocessor", "policy_postprocessor"
-Step = tuple[str, Mapping[str, Any]]  # the name of its class in LeRobot's registry, and its settings
-NORMALISE, UNNORMALISE = "normalizer_processor", "unnormalizer_processor"  # which have statistics
+Step = tuple[str, Mapping[str, Any]]  # (name in LeRobot's registry, settings)
+NORMALISE, UNNORMALISE = "normalizer_processor", "unnormalizer_processor"  # the steps with statistics
 
 
 def read_steps(folder: Path, name: str, known: set[str]) -> dict[str, dict[str, Any]]:
-    """Returns the settings of PRE's or POST's steps by the name of their class, with their "state_file" (or None).
+    """Returns the settings of PRE's or POST's steps by registry name, each with its "state_file" (or None).
 
     Raises:
         CheckpointError: the file is missing or damaged, or has a step that is not `known`.
@@ -28,25 +28,25 @@ def read_steps(folder: Path, name: str, known: set[str]) -> dict[str, dict[str, 
     path, action = folder / f"{name}.json", "give a complete folder in LeRobot's layout"
     try:
         steps = read_json(path, action)["steps"]
-        found = {each["registry_name"]: {**each["config"], "state_file": each.get("state_file")} for each in steps}
+        settings = {each["registry_name"]: {**each["config"], "state_file": each.get("state_file")} for each in steps}
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path} lists no steps of processors ({error!r}): {action}") from error
-    if unknown := sorted(found.keys() - known):
-        raise CheckpointError(f"{path} has the steps {unknown}, which are not known here: {action}")
-    return found
+    if unknown := sorted(settings.keys() - known):
+        raise CheckpointError(f"{path} has the steps {unknown}, which are not supported: {action}")
+    return settings
 
 
 def read_normalisation(folder: Path, step: Mapping[str, Any], feature: str, kind: str) -> Normalisation:
-    """Returns how a normaliser's step treats a feature of a kind such as "STATE".
+    """Returns the normalisation of a feature, of a kind such as "STATE", in a normaliser's step.
 
     Raises:
         CheckpointError: its statistics are missing or damaged.
-        DataError: they do not suffice.
+        DataError: the statistics lack what the mode needs.
     """
-    file, beginning = step["state_file"], f"{feature}."
+    file, prefix = step["state_file"], f"{feature}."
     tensors = read_tensors(folder / file) if file else {}
-    own = {name.removeprefix(beginning): t.float() for name, t in tensors.items() if name.startswith(beginning)}
-    return Normalisation(feature, NormMode(step["norm_map"].get(kind, "IDENTITY")), own, step["eps"])
+    statistics = {name.removeprefix(prefix): t.float() for name, t in tensors.items() if name.startswith(prefix)}
+    return Normalisation(feature, NormMode(step["norm_map"].get(kind, "IDENTITY")), statistics, step["eps"])
 
 
 def write_steps(folder: Path, name: str, steps: Sequence[Step], statistics: Mapping[str, Tensor]) -> None:

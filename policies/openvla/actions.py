@@ -1,4 +1,4 @@
-"""Actions as the network says them: token ids of bins over [-1, 1], and statistics that say what -1 and 1 stand for."""
+"""Conversion of actions between robot units, normalised values in [-1, 1], and token ids of bins."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
 
-OFT_EPSILON = 1e-8  # OFT adds it to the width of a range, OpenVLA does not
+OFT_EPSILON = 1e-8  # added to the width of a range by OFT, not by OpenVLA
 
 
 @dataclass(frozen=True, slots=True)
 class ActionTokens:
-    """The map between normalised values and token ids: the last ids, of which the highest stands for the lowest value.
+    """Maps normalised values to the last token ids of the vocabulary; the highest id is the lowest value.
 
     `num_bins` edges over [-1, 1] make num_bins - 1 bins, so that the two lowest ids mean the same value.
     """
@@ -35,7 +35,7 @@ class ActionTokens:
         return (self.num_tokens - bins).astype(np.int64)
 
     def decode(self, ids: ArrayLike) -> NDArray[np.float64]:
-        """Returns the normalised values of ids (any shape); an id that is no action counts as the nearest one."""
+        """Returns the normalised values of ids (any shape); ids that are no actions are clipped to the nearest one."""
         centers = (self.edges[:-1] + self.edges[1:]) / 2.0
         bins = self.num_tokens - np.asarray(ids, np.int64) - 1
         return centers[np.clip(bins, 0, self.num_bins - 2)]
@@ -43,22 +43,22 @@ class ActionTokens:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The range of every dimension, float64 [A]; `mask` [A] is false where values are left as they are."""
+    """The range of every dimension, float64 [A]; `mask` [A] is false for dimensions that are not scaled."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     mask: NDArray[np.bool_]
 
     def expand(self, values: NDArray[np.floating], epsilon: float = 0.0) -> NDArray[np.float64]:
-        """Returns values of the robot for normalised ones [..., A]: low + (a + 1) / 2 * (high - low + epsilon)."""
-        given = np.asarray(values, np.float64)
-        return np.where(self.mask, 0.5 * (given + 1.0) * (self.high - self.low + epsilon) + self.low, given)
+        """Returns robot values of normalised values a [..., A]: low + (a + 1) / 2 * (high - low + epsilon)."""
+        normalised = np.asarray(values, np.float64)
+        return np.where(self.mask, 0.5 * (normalised + 1.0) * (self.high - self.low + epsilon) + self.low, normalised)
 
     def normalise(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Returns values of the robot [..., A] in [-1, 1]: 2 (v - low) / (high - low + 1e-8) - 1, clipped."""
-        given = np.asarray(values, np.float64)
-        scaled = 2.0 * (given - self.low) / (self.high - self.low + OFT_EPSILON) - 1.0
-        return np.clip(np.where(self.mask, scaled, given), -1.0, 1.0)
+        """Returns robot values v [..., A] normalised to [-1, 1]: 2 (v - low) / (high - low + 1e-8) - 1, clipped."""
+        unscaled = np.asarray(values, np.float64)
+        scaled = 2.0 * (unscaled - self.low) / (self.high - self.low + OFT_EPSILON) - 1.0
+        return np.clip(np.where(self.mask, scaled, unscaled), -1.0, 1.0)
 
 
 def range_of(
@@ -67,14 +67,14 @@ def range_of(
     """Returns the range of a data set's actions or proprioception: their 1st and 99th percentile.
 
     Args:
-        statistics: what dataset_statistics.json or norm_stats of config.json holds, by data set.
+        statistics: content of dataset_statistics.json, or norm_stats of config.json, by data set.
         unnorm_key: the data set; None where there is only one.
         section: "action" or "proprio".
-        dim: dimensions of the head or robot that it must fit; None: any.
+        dim: required number of dimensions; None: any.
 
     Raises:
-        ConfigError: `unnorm_key` is unknown, of another robot, or missing although there are several data sets.
-        CheckpointError: the data set has no such statistics, or of unequal lengths.
+        ConfigError: `unnorm_key` is unknown, has another number of dimensions, or is missing with several data sets.
+        CheckpointError: the data set has no such statistics, or their lengths are unequal.
     """
     names = ", ".join(sorted(statistics)) or "none"
     if unnorm_key is None and len(statistics) != 1:

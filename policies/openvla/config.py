@@ -1,4 +1,4 @@
-"""What config.json of a published OpenVLA folder says, and the section policy.options: what it does not say."""
+"""The config.json of a published OpenVLA folder, and the section policy.options."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ WHOLE = "give a complete OpenVLA checkpoint folder"
 class OpenVLAConfig:
     """The shapes of a network."""
 
-    image_size: int  # pixels per side of what the towers see
+    image_size: int  # pixels per side of the towers' input
     timm_model_ids: tuple[str, str]  # the DINOv2 tower, then the SigLIP tower
-    timm_model_args: tuple[Mapping[str, Any], Mapping[str, Any]]  # where a tower differs from timm's own model
-    act_layers: tuple[str | None, str | None]  # activation per tower, None for timm's own
+    timm_model_args: tuple[Mapping[str, Any], Mapping[str, Any]]  # overrides of timm's model arguments
+    act_layers: tuple[str | None, str | None]  # activation per tower, None for timm's default
     text: Mapping[str, Any]  # keyword arguments of transformers' LlamaConfig
-    num_tokens: int  # tokens of the tokenizer that count; the last `num_bins` of them are actions
+    num_tokens: int  # vocabulary without padding; the last `num_bins` tokens are actions
     num_bins: int  # edges of the action bins
-    pad_token_id: int  # fills up shorter rows
+    pad_token_id: int  # pads shorter rows
     statistics: Mapping[str, object]  # action statistics per data set, for folders without dataset_statistics.json
-    raw: Mapping[str, object]  # every field of the file, so that it can be written again
+    raw: Mapping[str, object]  # every field of the file, to write it again
 
     @property
     def action_columns(self) -> slice:
-        """The tokens that are actions, as columns of the logits."""
+        """The columns of the logits that are action tokens."""
         return slice(self.num_tokens - self.num_bins, self.num_tokens)
 
 
 def config_of(raw: Mapping[str, Any], where: str = CONFIG) -> OpenVLAConfig:
-    """Returns the config that the fields of a config.json make; `where` stands in messages.
+    """Returns the config of the fields of a config.json; `where` names the file in errors.
 
     Raises:
-        CheckpointError: a field is missing, or its value is of another kind of model.
+        CheckpointError: a field is missing or invalid, or the model is not supported.
     """
     text = dict(raw.get("text_config") or {})
     for name, value, wanted in (
@@ -55,7 +55,7 @@ def config_of(raw: Mapping[str, Any], where: str = CONFIG) -> OpenVLAConfig:
                 f"{where}: {name} is {value!r}, but only {wanted!r} can be read here: give an OpenVLA or OpenVLA-OFT "
                 "folder (language models: policy=folder of train_llm_math.py)"
             )
-    text.pop("torch_dtype", None)  # the caller says in which type the weights are wanted
+    text.pop("torch_dtype", None)  # the caller chooses the dtype
     num_tokens = text.get("vocab_size", 32000) - raw.get("pad_to_multiple_of", 64)  # without padding columns
     num_bins = raw.get("n_action_bins", 256)
     if not 2 <= num_bins <= num_tokens:
@@ -93,29 +93,29 @@ def _pair(raw: Mapping[str, Any], name: str, where: str, otherwise: object = Non
 
 # ------------------------------------------------------------------------------------------------------- policy.options
 class Decoding(StrEnum):
-    """How the tokens of a chunk come about."""
+    """How a chunk's tokens are decoded."""
 
     autoregressive = "autoregressive"  # OpenVLA: one after the other, one action at a time
     parallel = "parallel"  # OpenVLA-OFT: a chunk at once
 
 
 class Head(StrEnum):
-    """How a chunk's actions come about: tokens of the vocabulary, or an L1 regression."""
+    """How a chunk's actions are predicted: as tokens of the vocabulary, or by L1 regression."""
 
     discrete = "discrete"
     l1 = "l1"
 
 
 class Gripper(StrEnum):
-    """What becomes of the last dimension of an action, which opens and closes the gripper."""
+    """Conversion of an action's last dimension, the gripper."""
 
     as_it_is = "as_it_is"
-    binary = "binary"  # of data in which 1 opens, for envs in which 1 opens: 1 above 0.5, else -1
-    inverted = "inverted"  # of data in which 1 opens, for envs in which -1 opens (LIBERO): -1 above 0.5, else 1
+    binary = "binary"  # data: 1 opens; env: 1 opens.  1 above 0.5, else -1
+    inverted = "inverted"  # data: 1 opens; env: -1 opens (LIBERO).  -1 above 0.5, else 1
 
 
 class Resize(StrEnum):
-    """How a camera's image gets the size that the towers see."""
+    """How a camera's image is resized to the towers' input size."""
 
     bicubic = "bicubic"  # by the folder's image processor
     jpeg_lanczos = "jpeg_lanczos"  # JPEG round trip, then Lanczos, as in the authors' evaluations on LIBERO
@@ -123,7 +123,7 @@ class Resize(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class OpenVLAOptions:
-    """How a folder's policy acts and what of it is trained."""
+    """How a folder's policy acts, and which parts are trained."""
 
     decoding: Decoding = Decoding.autoregressive
     unnorm_key: str | None = None  # the data set whose statistics scale actions; None where there is only one
@@ -131,19 +131,19 @@ class OpenVLAOptions:
     resize: Resize = Resize.bicubic
     crop_area: float = 1.0  # share of the resized image that is kept, around its centre; authors' evaluations: 0.9
     head: Head = Head.discrete  # l1 can be evaluated only
-    proprio: bool = False  # whether the robot's own state is a token
-    stop_token: bool = True  # whether a parallel sequence ends in it, as in the reference
-    prompt_length: int = 48  # tokens of an instruction with what stands around it
-    freeze_vision: bool = True  # in RL and cloning; frozen towers get no adapters either
+    proprio: bool = False  # whether the robot's state is a token
+    stop_token: bool = True  # whether parallel decoding appends the stop token, as in the reference
+    prompt_length: int = 48  # tokens of the prompt, including the instruction
+    freeze_vision: bool = True  # in RL and imitation; frozen towers get no adapters
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))
-    checkpoint_activations: bool = False  # compute those of a pass again in its backward pass, block by block
+    checkpoint_activations: bool = False  # recompute them in the backward pass, block by block
     precision: Precision = Precision.float32  # of the weights
     critic_hidden_size: int = 256
 
     def __post_init__(self) -> None:
         parallel = self.decoding is Decoding.parallel
         for name, plain in (("proprio", False), ("head", Head.discrete)):
-            value, rule = getattr(self, name), "only OpenVLA-OFT has such a part"
+            value, rule = getattr(self, name), "only OpenVLA-OFT supports it"
             require(parallel or value == plain, f"{OPTIONS}.{name}", value, rule, "set decoding=parallel")
         require(self.prompt_length >= 4, f"{OPTIONS}.prompt_length", self.prompt_length, "a prompt is longer", "use 48")
         require_numbers(self, OPTIONS, "critic_hidden_size", low=1)

@@ -1,9 +1,9 @@
-"""The folders of OpenVLA, OpenVLA-OFT and of policies trained here, in and out; weights must fit name by name.
+"""Reads and writes folders of OpenVLA, OpenVLA-OFT and policies trained here; weights must match name by name.
 
 config.json                     shapes; norm_stats of the data sets
-dataset_statistics.json         action and proprioception statistics; where it exists, norm_stats does not count
+dataset_statistics.json         action and proprioception statistics; overrides norm_stats
 model-0000k-of-0000n.safetensors, model.safetensors.index.json    or model.safetensors alone
-preprocessor_config.json  tokenizer.json ...                      copied as they are
+preprocessor_config.json  tokenizer.json ...                      copied unchanged
 
 OpenVLA-OFT   action_head--<steps>_checkpoint.pt  proprio_projector--... : names begin with `module.`
 trained here  further files, see policies/published_folder.py
@@ -37,13 +37,13 @@ _PARALLEL = "module."
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a published folder holds."""
+    """The content of a published folder."""
 
-    folder: Path  # where it was read, which the tokenizer and the image processor are read from, too
+    folder: Path  # the source, which also has the tokenizer and the image processor
     config: OpenVLAConfig
     statistics: Mapping[str, object]  # of actions and proprioception, by data set
     network: OpenVLA  # with its weights, in eval mode, on the CPU
-    files: Mapping[str, bytes] = field(init=False)  # tokenizer and so on: the folder may be gone when they are written
+    files: Mapping[str, bytes] = field(init=False)  # tokenizer etc., kept in case the folder is deleted
 
     def __post_init__(self) -> None:
         paths = [path for path in sorted(self.folder.iterdir()) if path.suffix in _COPIED]
@@ -52,7 +52,7 @@ class Checkpoint:
 
 # ----------------------------------------------------------------------------------------------------------------- read
 def read_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """Returns what a published folder holds.
+    """Returns the content of a published folder.
 
     Raises:
         CheckpointError: a file is missing or damaged, the folder is of another model, a tensor is missing, unknown, of
@@ -76,10 +76,10 @@ def empty_network(config: OpenVLAConfig) -> OpenVLA:
 
 
 def with_oft(checkpoint: Checkpoint, options: OpenVLAOptions, chunk: int) -> OpenVLAOFT:
-    """Returns a checkpoint's network with the parts of OFT that `options` asks for, from the folder's side files.
+    """Returns a checkpoint's network with the parts of OFT that `options` selects, from the folder's side files.
 
     Raises:
-        CheckpointError: a side file is missing, double, damaged or does not fit.
+        CheckpointError: a side file is missing, ambiguous, damaged or does not fit.
         ConfigError: there are no statistics of `unnorm_key`, or they are of another robot than the action head.
     """
     network, key, statistics = checkpoint.network, options.unnorm_key, checkpoint.statistics
@@ -101,9 +101,9 @@ def with_oft(checkpoint: Checkpoint, options: OpenVLAOptions, chunk: int) -> Ope
 def _read_side_file(folder: Path, part: str) -> dict[str, Tensor]:
     paths = sorted(folder.glob(f"*{part}*.pt"))
     if len(paths) != 1:
-        found = ", ".join(path.name for path in paths) or "none"
+        names = ", ".join(path.name for path in paths) or "none"
         raise CheckpointError(
-            f"{folder} must hold exactly one {part}--<steps>_checkpoint.pt, but there is {found}: copy it there, "
+            f"{folder} must hold exactly one {part}--<steps>_checkpoint.pt, but there is {names}: copy it there, "
             "remove the others, or switch this part off"
         )
     return {name.removeprefix(_PARALLEL): tensor for name, tensor in read_tensors(paths[0]).items()}
@@ -117,10 +117,10 @@ def _length(tensors: Mapping[str, Tensor], name: str, otherwise: int, axis: int 
 def write_checkpoint(
     checkpoint: Checkpoint, folder: Path, model: OpenVLAOFT | None = None, shard_bytes: int = _SHARD_BYTES
 ) -> None:
-    """Writes a checkpoint, with the present weights, in the published layout; adapters are left out.
+    """Writes a checkpoint with the current weights in the published layout, without adapters.
 
-    Weights that the folder holds are replaced.  A `model` has OFT's parts, which become side files; no weight file is
-    larger than `shard_bytes`, unless one tensor is.
+    Existing weights in the folder are replaced.  OFT's parts of `model` become side files.  A weight file exceeds
+    `shard_bytes` only if a single tensor does.
     """
     write_described(checkpoint, folder)
     for stale in [*folder.glob("model*.safetensors"), *folder.glob("*--*_checkpoint.pt"), folder / INDEX]:
@@ -136,7 +136,7 @@ def write_checkpoint(
 
 
 def write_described(checkpoint: Checkpoint, folder: Path) -> None:
-    """Writes all of a checkpoint but its weights."""
+    """Writes a checkpoint without its weights."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in checkpoint.files.items():
         (folder / name).write_bytes(content)

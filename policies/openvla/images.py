@@ -1,4 +1,4 @@
-"""Images as the towers see them: resized, cropped, then normalised twice, for DINOv2 and SigLIP, on six channels."""
+"""Image processing: resize, crop, and normalisation for DINOv2 and SigLIP, on three channels each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STRATEGY = "resize-naive"  # as in openvla-7b
 
 @dataclass(frozen=True, slots=True)
 class ImageProcessor:
-    """What preprocessor_config.json says, and what an evaluation does before it."""
+    """The processing of preprocessor_config.json, and the resize and crop of evaluations before it."""
 
     image_size: int  # pixels per side S
     means: Tensor  # of each tower and channel, float32 [2, 3], for values in [0, 1]
@@ -32,12 +32,12 @@ class ImageProcessor:
     crop_area: float = 1.0  # share of the resized image that is kept, around its centre
 
     def keeps(self, height: int, width: int) -> bool:
-        """Whether images of this size are what the towers see."""
+        """Whether images of this size need no resize or crop."""
         plain = self.resize is Resize.bicubic and self.crop_area == 1
         return plain and height == width == self.image_size
 
     def squared(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns an image, uint8 [H, W, 3], as [S, S, 3]: squashed, then cropped and enlarged again."""
+        """Returns an image, uint8 [H, W, 3], resized to [S, S, 3], then cropped and enlarged again."""
         size = self.image_size
         if self.resize is Resize.jpeg_lanczos:
             image = lanczos_resize(jpeg_round_trip(image), size)
@@ -55,18 +55,18 @@ class ImageProcessor:
 def read_processor(folder: Path, config: OpenVLAConfig) -> ImageProcessor:
     """Returns the image processor of a checkpoint folder.
 
-    Where the file holds `tvf_normalize_params`, these are in force, as in the reference, although they are rounded to
-    bfloat16 in the published files.
+    `tvf_normalize_params` take precedence, as in the reference, although they are rounded to bfloat16 in the published
+    files.
 
     Raises:
         CheckpointError: the file is missing or damaged, or has another image size or strategy.
     """
     path = folder / PREPROCESSOR
     raw = read_json(path, WHOLE)
-    in_force = raw.get("tvf_normalize_params")
+    params = raw.get("tvf_normalize_params")
     try:
         columns = (
-            [[one[name] for one in in_force] for name in ("mean", "std")] if in_force else [raw["means"], raw["stds"]]
+            [[tower[name] for tower in params] for name in ("mean", "std")] if params else [raw["means"], raw["stds"]]
         )
         means, stds = torch.tensor(columns, dtype=torch.float32).view(2, 2, 3)
         strategy, sizes = raw["image_resize_strategy"], {int(side) for size in raw["input_sizes"] for side in size[1:]}

@@ -1,4 +1,4 @@
-"""The network: both towers, the projector, and a Llama whose sequence is BOS, the patches, then the prompt."""
+"""The network: both vision towers, the projector, and a Llama that reads BOS, the patches, then the prompt."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rlinf_embodied.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """What the language model reads."""
+    """The input of the language model."""
 
     embeddings: Tensor  # [B, S, D]
     present: Tensor  # bool [B, S], false at padding, which nothing attends to
 
     @property
     def positions(self) -> Tensor:
-        """The place of each entry among those that are present, int64 [B, S]."""
+        """The position of each entry, not counting padding, int64 [B, S]."""
         return (self.present.long().cumsum(1) - 1).clamp(min=0)
 
 
@@ -36,16 +36,16 @@ class OpenVLA(nn.Module):
         """Builds it with random weights.
 
         Raises:
-            CheckpointError: timm or transformers cannot build what the config says.
+            CheckpointError: timm or transformers cannot build the network of the config.
         """
         super().__init__()
         self.config = config
         self.vision_backbone = VisionBackbone(config)
         try:
-            # a mask decides who sees whom, and only this implementation takes a boolean one as it is
+            # only this implementation accepts boolean masks
             fields = cast("dict[str, Any]", {**config.text, "attn_implementation": "sdpa"})
             self.language_model = LlamaForCausalLM(LlamaConfig(**fields))
-        except Exception as error:  # what the library raises for a wrong field has no base that it exports
+        except Exception as error:  # the library's errors for wrong fields have no exported base class
             raise CheckpointError(
                 f"text_config is {dict(config.text)}, which makes no Llama ({error}): copy config.json again"
             ) from error
@@ -59,7 +59,7 @@ class OpenVLA(nn.Module):
 
     @property
     def output_layer(self) -> nn.Linear:
-        """The layer that makes logits [.., V] of hidden states [.., D]."""
+        """The layer from hidden states [.., D] to logits [.., V]."""
         return self.language_model.lm_head
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -68,36 +68,36 @@ class OpenVLA(nn.Module):
 
     def patches(self, pixel_values: Tensor) -> Tensor:
         """Returns patch embeddings [B, K * P, D] of pixel values [B, K * 6, S, S]."""
-        dtype = next(self.projector.parameters()).dtype  # adapters may lie around its layers
+        dtype = next(self.projector.parameters()).dtype  # its layers may be wrapped in adapters
         return self.projector(self.vision_backbone(pixel_values.to(dtype)))
 
     def sequence(self, rows: TokenRows, visual: Tensor, tail: Tensor | None = None) -> Sequence:
         """Returns BOS | visual [B, N, D] | prompt | tail [B, M, D]."""
         text = self.embed(rows.ids)
-        seen = torch.ones(visual.shape[:2], dtype=torch.bool, device=visual.device)
-        parts, present = [text[:, :1], visual, text[:, 1:]], [rows.present[:, :1], seen, rows.present[:, 1:]]
+        visible = torch.ones(visual.shape[:2], dtype=torch.bool, device=visual.device)
+        parts, present = [text[:, :1], visual, text[:, 1:]], [rows.present[:, :1], visible, rows.present[:, 1:]]
         if tail is not None:
             parts.append(tail)
             present.append(torch.ones(tail.shape[:2], dtype=torch.bool, device=tail.device))
         return Sequence(torch.cat(parts, 1), torch.cat(present, 1))
 
     def hidden(self, embeddings: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None = None) -> Tensor:
-        """Returns the language model's final hidden states [B, Q, D], its last norm applied.
+        """Returns the language model's final hidden states [B, Q, D], after its last norm.
 
         Args:
             embeddings: [B, Q, D].
             positions: int64 [B, Q], for the rotary embedding.
-            mask: bool [B, 1, Q, S], true where a query may look; S counts what the cache holds, too.
-            cache: of what came before; it is extended.
+            mask: bool [B, 1, Q, S], true where a query may attend; S includes the cache.
+            cache: keys and values of earlier tokens; it is extended.
         """
-        done = self.language_model.model(
+        output = self.language_model.model(
             inputs_embeds=embeddings,
             position_ids=positions,
             attention_mask=mask,
             past_key_values=cache,
             use_cache=cache is not None,
         )
-        return done.last_hidden_state
+        return output.last_hidden_state
 
     def blocks(self) -> list[nn.Module]:
         """Returns the layers of both towers and of the language model."""
@@ -106,12 +106,12 @@ class OpenVLA(nn.Module):
         return [*cast("list[nn.Module]", towers), *self.language_model.model.layers]
 
     def renew_buffers(self) -> None:
-        """Computes what is no parameter, after the network was built on the meta device and its weights put in."""
+        """Recomputes buffers of a network that was built on the meta device, after its weights were loaded."""
         self.language_model.model.rotary_emb = LlamaRotaryEmbedding(self.language_model.config)
 
 
 def causal_mask(present: Tensor, num_queries: int | None = None) -> Tensor:
-    """Returns a mask [B, 1, Q, S] by which the last Q entries look at what is present and not after them."""
+    """Returns a mask [B, 1, Q, S] with which the last Q entries attend to present entries up to themselves."""
     length = present.shape[1]
     entries = torch.arange(length, device=present.device)
     queries = entries if num_queries is None else entries[length - num_queries :]
@@ -119,5 +119,5 @@ def causal_mask(present: Tensor, num_queries: int | None = None) -> Tensor:
 
 
 def full_mask(present: Tensor) -> Tensor:
-    """Returns a mask [B, 1, S, S] by which all entries look at all that is present."""
+    """Returns a mask [B, 1, S, S] with which all entries attend to all present entries."""
     return present[:, None, None, :].expand(-1, 1, present.shape[1], -1)

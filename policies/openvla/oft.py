@@ -1,9 +1,9 @@
-"""OpenVLA-OFT's way to act: all tokens of a chunk of C actions at once, every position seeing every other.
+"""OpenVLA-OFT: decodes all tokens of a chunk of C actions in parallel, with attention between all positions.
 
 BOS | patches of K images | proprioception | prompt, empty token | C * A zero vectors | stop token
 
-As the network predicts the next token, the state at the empty token stands for the first action value and the last
-zero vector's is not used.
+Since the network predicts the next token, the hidden state at the empty token predicts the first action value, and that
+of the last zero vector is unused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _ResidualPerceptron(nn.Module):
 
 
 class L1Head(nn.Module):
-    """Regresses each action of a chunk from the hidden states of its A positions."""
+    """Regression of each action of a chunk from the hidden states of its A positions."""
 
     def __init__(self, dim: int, action_dim: int) -> None:
         """Takes the width D of the language model and the number of action dimensions A."""
@@ -52,7 +52,7 @@ class L1Head(nn.Module):
 
 
 class ProprioProjector(nn.Module):
-    """Makes one token of the language model from the robot's own state."""
+    """Projects the robot's state to one token of the language model."""
 
     def __init__(self, dim: int, proprio_dim: int) -> None:
         """Takes the width D of the language model and the number of state dimensions."""
@@ -68,7 +68,7 @@ class ProprioProjector(nn.Module):
 
 
 class OpenVLAOFT(nn.Module):
-    """An OpenVLA network with what OFT adds; `l1_head`, `proprio_projector` are None where they are not used."""
+    """An OpenVLA network with the parts that OFT adds; unused ones among `l1_head`, `proprio_projector` are None."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class OpenVLAOFT(nn.Module):
         l1_head: L1Head | None = None,
         proprio_projector: ProprioProjector | None = None,
     ) -> None:
-        """Takes the network, C, A and the parts."""
+        """Takes the network, C, A and OFT's parts."""
         super().__init__()
         self.network, self.l1_head, self.proprio_projector = network, l1_head, proprio_projector
         self.chunk_len, self.num_slots = chunk_len, chunk_len * action_dim
@@ -87,13 +87,13 @@ class OpenVLAOFT(nn.Module):
     def sequence(
         self, rows: TokenRows, pixel_values: Tensor, proprio: Tensor | None = None, stop_token: bool = True
     ) -> Sequence:
-        """Returns what the language model reads.
+        """Returns the input of the language model.
 
         Args:
             rows: the prompts, which end in the empty token.
             pixel_values: [B, K * 6, S, S].
-            proprio: normalised proprioception [B, P], where the checkpoint has a projector for it.
-            stop_token: whether the sequence ends in it, as in the reference; RLinf leaves it out.
+            proprio: normalised proprioception [B, P], if there is a projector for it.
+            stop_token: whether to append the stop token, as in the reference; RLinf leaves it out.
         """
         visual = self.network.patches(pixel_values)
         if self.proprio_projector is not None:

@@ -48,9 +48,9 @@ from rlinf_embodied.learning.gradients import checkpoint_blocks
 
 
 class OpenVLAPolicy(BeginsWithFolder):
-    """Features: "images" uint8 [B, K, S, S, 3], "ids" int64 and "present" bool [B, L], "proprio" [B, P] if it is read.
+    """Features: "images" uint8 [B, K, S, S, 3], "ids" int64 and "present" bool [B, L], "proprio" [B, P] if used.
 
-    The record holds "tokens", ids of the vocabulary, int64 [B, C, A].
+    The record is "tokens", ids of the vocabulary, int64 [B, C, A].
     """
 
     example = "small_openvla.py"
@@ -80,8 +80,8 @@ class OpenVLAPolicy(BeginsWithFolder):
         self._tokenizer = read_tokenizer(folder)
         self._prompts: dict[str, TokenRows] = {}
         if options.lora.rank:
-            still = [towers] if options.freeze_vision else towers.unread()
-            inject_adapters(model, options.lora, 0, f"{OPTIONS}.lora", without_gradient=still)
+            frozen = [towers] if options.freeze_vision else towers.unread()
+            inject_adapters(model, options.lora, 0, f"{OPTIONS}.lora", without_gradient=frozen)
         if options.freeze_vision:
             towers.requires_grad_(False)
         if options.checkpoint_activations:
@@ -96,7 +96,7 @@ class OpenVLAPolicy(BeginsWithFolder):
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
-        """Returns what the network reads, in the size in which it reads it."""
+        """Returns the network's inputs: resized images, prompts and normalised state."""
         assert observation.images, "a vision policy was handed an observation without images"
         device, width, pad = observation.proprio.device, self.options.prompt_length, self.checkpoint.config.pad_token_id
         for text in {*observation.instruction} - self._prompts.keys():
@@ -128,7 +128,7 @@ class OpenVLAPolicy(BeginsWithFolder):
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Draws tokens by uniforms [B, C, A]; None: the likeliest."""
+        """Samples tokens with uniforms [B, C, A]; None: the most likely ones."""
         if self.options.head is Head.l1 and noise is None:
             return self._regressed(features)
         self._require_log_probs()
@@ -154,7 +154,7 @@ class OpenVLAPolicy(BeginsWithFolder):
         return PolicyOutput(actions, {"actions": actions}, torch.zeros_like(actions))
 
     def _robot(self, normalised: np.ndarray) -> Tensor:
-        """Returns normalised actions [..., A] as what the env takes, float32 in [-1, 1]."""
+        """Converts normalised actions [..., A] to the env's, float32 in [-1, 1]."""
         epsilon = 0.0 if self.options.decoding is Decoding.autoregressive else OFT_EPSILON
         actions = self.range.expand(normalised, epsilon)
         if self.options.gripper is not Gripper.as_it_is:
@@ -165,7 +165,7 @@ class OpenVLAPolicy(BeginsWithFolder):
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
-        """Returns log-probs and entropy [B, C, A] of given "tokens", and values where the critic reads the network."""
+        """Returns log-probs and entropy [B, C, A] of "tokens", and values if the critic reads the network."""
         tokens, shape = record["tokens"].flatten(1), record["tokens"].shape
         hidden, output_layer = self._states(features, tokens), self.module.model.network.output_layer
         log_probs, entropy = self._distribution(temperature).score(hidden, output_layer, tokens, entropy_gradient)
@@ -192,41 +192,41 @@ class OpenVLAPolicy(BeginsWithFolder):
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         if self.config.critic is Critic.observation and HIDDEN not in features:
-            features = {HIDDEN: self._hidden(features)}  # with a gradient: this critic trains the network, too
+            features = {HIDDEN: self._hidden(features)}  # with a gradient: this critic also trains the network
         return super().value(features, privileged)
 
     def _hidden(self, features: Features) -> Tensor:
-        """Returns the state that predicts the first token, float32 [B, D], which has seen none of them."""
+        """Returns the hidden state that predicts the first token, float32 [B, D]; it does not depend on any token."""
         shape = len(features["ids"]), self.spec.chunk * self.spec.action_dim
-        nothing = torch.full(shape, self._tokens.num_tokens - 1, device=features["ids"].device)
-        return self._states(features, nothing)[:, 0].float()
+        tokens = torch.full(shape, self._tokens.num_tokens - 1, device=features["ids"].device)
+        return self._states(features, tokens)[:, 0].float()
 
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Returns what of the network is trained: adapters, or all but frozen towers."""
+        """Returns the trained parameters of the network: adapters, or all but frozen towers."""
         self._require_log_probs()
         return [p for p in self.module.model.parameters() if p.requires_grad]
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Returns the critic, with the network where it reads that."""
+        """Returns the critic's parameters, and the network's if the critic reads its hidden states."""
         shared = [] if self.config.critic is Critic.privileged else self.policy_parameters()
         return [*shared, *super().value_parameters()]
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the summed cross-entropy of demonstrated tokens among action tokens, a mean over a row's C * A."""
+        """Returns the cross-entropy of demonstrated action tokens, a mean over a row's C * A, summed over rows."""
         ids = self._tokens.encode(self._normalised(actions.cpu().numpy()))
         tokens = torch.from_numpy(ids).flatten(1).to(actions.device)
         output_layer = self.module.model.network.output_layer
-        found, _ = self._distribution(1.0).score(self._states(features, tokens), output_layer, tokens)
-        return mean_of_rows(-found.view(len(actions), self.spec.chunk, -1), targets).sum()
+        log_probs, _ = self._distribution(1.0).score(self._states(features, tokens), output_layer, tokens)
+        return mean_of_rows(-log_probs.view(len(actions), self.spec.chunk, -1), targets).sum()
 
     def _normalised(self, actions: np.ndarray) -> np.ndarray:
-        """Returns what the network is to say for actions [..., A] of the env."""
-        wanted = actions.astype(np.float64)
+        """Returns the network's normalised targets for actions [..., A] of the env."""
+        robot_actions = actions.astype(np.float64)
         if self.options.gripper is not Gripper.as_it_is:
             sign = 1.0 if self.options.gripper is Gripper.binary else -1.0
-            wanted[..., -1] = np.where(wanted[..., -1] * sign > 0, 1.0, 0.0)
-        return self.range.normalise(wanted)
+            robot_actions[..., -1] = np.where(robot_actions[..., -1] * sign > 0, 1.0, 0.0)
+        return self.range.normalise(robot_actions)
 
     # ---------------------------------------------------------------------------------------------------------- files
     def _write(self, folder: Path, weights: bool) -> None:
@@ -237,7 +237,7 @@ class OpenVLAPolicy(BeginsWithFolder):
 
 
 def _chunk_value_head(dim: int, hidden_size: int, chunk: int) -> nn.Sequential:
-    """Returns a network from a hidden state [B, D] to the values of a chunk's actions [B, C], at first 0."""
+    """Returns a network from a hidden state [B, D] to the values of a chunk's actions [B, C], initially 0."""
     last = nn.Linear(hidden_size, chunk)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)

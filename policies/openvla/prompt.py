@@ -1,4 +1,4 @@
-"""Instructions as token rows: the prompt of OpenVLA, and the empty token that stands before the first action."""
+"""Instructions as token rows: OpenVLA's prompt, then the empty token that precedes the first action."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BOS_TOKEN, STOP_TOKEN, EMPTY_TOKEN = 1, 2, 29871
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Prompts of unequal length in one rectangle: BOS, then padding, then the prompt, so that all rows end together."""
+    """Prompts of unequal length in one rectangle: BOS, then padding, then the prompt, so that all rows end alike."""
 
     ids: Tensor  # int64 [B, L]
     present: Tensor  # bool [B, L], false at padding
 
 
 def prompt_for(instruction: str) -> str:
-    """Returns the text that OpenVLA was trained with."""
+    """Returns the prompt with which OpenVLA was trained."""
     return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
 
 
@@ -31,8 +31,8 @@ def rows_of(prompts: Sequence[Sequence[int]], pad_token_id: int, width: int | No
 
     Args:
         prompts: ids that begin with BOS.
-        pad_token_id: what stands at padding.
-        width: the number of columns, the longest prompt's if it is not given.
+        pad_token_id: id of padding.
+        width: the number of columns; None: the length of the longest prompt.
 
     Raises:
         ConfigError: a prompt does not begin with BOS, or is longer than `width`.

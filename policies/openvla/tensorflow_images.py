@@ -1,8 +1,8 @@
-"""What evaluations of OpenVLA on LIBERO do to images, bit for bit as TensorFlow: JPEG, Lanczos resize, centre crop.
+"""Image processing of OpenVLA's evaluations on LIBERO, bit-equal to TensorFlow: JPEG, Lanczos resize, centre crop.
 
-Images of the training data went through JPEG at quality 95.  TensorFlow encodes with libjpeg's exact integer transform
-and decodes with its fast one, which no Python library offers.  The entropy coding between them is lossless and is left
-out.  Steps and constants are those of libjpeg's jccolor, jcsample, jfdctint, jidctfst, jdsample and jdcolor.
+The training images were JPEG-compressed at quality 95.  TensorFlow encodes with libjpeg's exact integer transform and
+decodes with its fast one, which no Python library offers.  The entropy coding is lossless and is omitted.  Steps and
+constants are those of libjpeg's jccolor, jcsample, jfdctint, jidctfst, jdsample and jdcolor.
 
 RGB [H, W, 3] -> Y, Cb, Cr -> halved Cb, Cr -> blocks -> transform -> rounded to the quantisation table -> and back
 """
@@ -74,7 +74,7 @@ def _padded(plane: Planes, multiple: int) -> Planes:
 
 
 def _halved(plane: Planes) -> Planes:
-    """Means of 2 x 2; columns are filled up before and rows after, and half a step is rounded up every other column."""
+    """Means of 2 x 2: columns are padded before, rows afterwards; the rounding bias alternates between columns."""
     even = np.pad(plane, ((0, plane.shape[0] % 2), (0, -plane.shape[1] % (2 * _BLOCK))), mode="edge")
     sums = even[::2, ::2] + even[1::2, ::2] + even[::2, 1::2] + even[1::2, 1::2]
     bias = 1 + np.arange(sums.shape[1]) % 2
@@ -82,7 +82,7 @@ def _halved(plane: Planes) -> Planes:
 
 
 def _upsampled(plane: Planes) -> Planes:
-    """Twice the rows and columns, each a mean of its neighbours with weights 3 and 1; narrow planes are repeated."""
+    """Doubles rows and columns, with means of neighbours weighted 3 to 1; narrow planes are repeated."""
     if plane.shape[1] <= _NARROW:
         return plane.repeat(2, axis=0).repeat(2, axis=1)
     rows = np.pad(plane, ((1, 1), (0, 0)), mode="edge")
@@ -159,7 +159,7 @@ def _inverse(levels: Planes, table: Planes) -> Planes:
 
 
 def _inverse_pass(x: Planes) -> Planes:
-    """The inverse along the last axis: Arai, Agui and Nakajima 1988, products cut off after 8 bits."""
+    """The inverse along the last axis: Arai, Agui and Nakajima 1988, products truncated to 8 bits."""
 
     def times(values: Planes, constant: float) -> Planes:
         sign = -1 if constant < 0 else 1
@@ -195,22 +195,22 @@ def center_crop(image: NDArray[np.uint8], area: float) -> NDArray[np.uint8]:
     return np.floor(cropped.clip(0.0, 1.0) * np.float32(255.5)).clip(0, 255).astype(np.uint8)
 
 
-def _resampled(values: NDArray[np.float32], wanted: int) -> NDArray[np.float32]:
+def _resampled(values: NDArray[np.float32], new_size: int) -> NDArray[np.float32]:
     """Resamples the first axis, in float32 and from the first source row to the last: sums depend on their order."""
     size = len(values)
-    step = np.float32(1.0) / (np.float32(wanted) / np.float32(size))
+    step = np.float32(1.0) / (np.float32(new_size) / np.float32(size))
     stretch = max(step, np.float32(1.0))
-    centers = (np.arange(wanted, dtype=np.float32) + np.float32(0.5)) * step
+    centers = (np.arange(new_size, dtype=np.float32) + np.float32(0.5)) * step
     reach = np.float32(_LOBES) * stretch
     first = np.ceil(centers - reach - np.float32(0.5)).astype(np.int64).clip(0)
     last = np.floor(centers + reach - np.float32(0.5)).astype(np.int64).clip(max=size - 1)
-    total = np.zeros(wanted, np.float32)
+    total = np.zeros(new_size, np.float32)
     weights = []
     for rows in (first + k for k in range(int((last - first).max()) + 1)):
         distance = np.abs(rows.astype(np.float32) + np.float32(0.5) - centers) * (np.float32(1.0) / stretch)
         weights.append(np.where(rows <= last, _lanczos(distance), np.float32(0.0)))
         total += weights[-1]
-    resampled = np.zeros((wanted, *values.shape[1:]), np.float32)
+    resampled = np.zeros((new_size, *values.shape[1:]), np.float32)
     for k, weight in enumerate(weights):
         resampled += (weight * (np.float32(1.0) / total))[:, None, None] * values[(first + k).clip(max=size - 1)]
     return resampled

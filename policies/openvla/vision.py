@@ -1,4 +1,4 @@
-"""The eyes: a DINOv2 and a SigLIP transformer of timm, and the perceptron that takes both to the language model."""
+"""Vision: a DINOv2 and a SigLIP transformer of timm, and the projector to the language model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.openvla.config import OpenVLAConfig
 from policies.openvla.images import CHANNELS_PER_IMAGE
 from rlinf_embodied.errors import CheckpointError
 
-_READ = ("patch_embed", "pos_drop", "patch_drop", "norm_pre", "blocks")  # parts of a tower, see `patch_features`
+_READ = ("patch_embed", "pos_drop", "patch_drop", "norm_pre", "blocks")  # parts that `patch_features` uses
 
 
 class NamedLayerScale(nn.Module):
@@ -29,13 +29,13 @@ class NamedLayerScale(nn.Module):
 
 
 class VisionBackbone(nn.Module):
-    """Both towers, side by side on the feature axis."""
+    """Both towers, concatenated on the feature axis."""
 
     def __init__(self, config: OpenVLAConfig) -> None:
         """Builds them with random weights.
 
         Raises:
-            CheckpointError: timm has no such model, or not with these arguments.
+            CheckpointError: timm has no such model, or rejects the arguments.
         """
         super().__init__()
         self.featurizer = _tower(config, 0)
@@ -56,14 +56,14 @@ class VisionBackbone(nn.Module):
         return torch.cat(features, dim=1)
 
     def unread(self) -> list[nn.Module]:
-        """Returns the parts of both towers that make no features: the last block, and what stands behind it."""
+        """Returns the unused parts of both towers: the last block and all after it."""
         towers = (self.featurizer, self.fused_featurizer)
-        behind = [part for tower in towers for name, part in tower.named_children() if name not in _READ]
-        return [*(tower.blocks[-1] for tower in towers), *behind]
+        unused = [part for tower in towers for name, part in tower.named_children() if name not in _READ]
+        return [*(tower.blocks[-1] for tower in towers), *unused]
 
 
 def patch_features(tower: VisionTransformer, pixels: Tensor) -> Tensor:
-    """Returns what the block before the last one says of every patch of images [B, 3, S, S]: [B, P, D], unnormed."""
+    """Returns the patch features of images [B, 3, S, S] after the second-to-last block, before any norm: [B, P, D]."""
     x = tower.norm_pre(tower._pos_embed(tower.patch_embed(pixels)))
     for block in list(tower.blocks)[:-1]:
         x = block(x)
@@ -71,7 +71,7 @@ def patch_features(tower: VisionTransformer, pixels: Tensor) -> Tensor:
 
 
 class Projector(nn.Module):
-    """Takes patch features to the width of the language model."""
+    """Projects patch features to the width of the language model."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What config.json of a LeRobot folder says of a pi0, pi0.5 or SmolVLA, and the section policy.options.
+"""The config.json of a LeRobot folder of pi0, pi0.5 or SmolVLA, and the section policy.options.
 
-The file names its backbone only (`gemma_2b`, `HuggingFaceTB/SmolVLM2-500M-Video-Instruct`).  The sizes of the published
-backbones are below; others lie in the folder of the backbone: config.json of a SmolVLM, or sizes.json of a pi0.
+The file only names its backbone (`gemma_2b`, `HuggingFaceTB/SmolVLM2-500M-Video-Instruct`).  The sizes of the published
+backbones are below; others are read from the backbone's folder: config.json of a SmolVLM, or sizes.json of a pi0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GEMMA = {"gemma_300m": (1024, 18, 4096, 8, 1, 256), "gemma_2b": (2048, 18, 1638
 _SIGLIP = dict(zip(_VISION, (1152, 4304, 27, 16, 14), strict=True))
 _PALIGEMMA_VOCABULARY = 257_152
 _SMOLVLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
-_SMOLVLM = {  # what its config.json says, as far as it is read here
+_SMOLVLM = {  # the used fields of its config.json
     "scale_factor": 4,
     "text_config": dict(zip(_TEXT, (960, 2560, 32, 15, 5), strict=True))
     | {"head_dim": 64, "rms_norm_eps": 1e-5, "vocab_size": 49280},
@@ -61,44 +61,44 @@ class TowerSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiConfig:
-    """Everything that decides what a network computes; `raw` holds every field of the file."""
+    """All settings of the network; `raw` holds every field of the file."""
 
     family: Family
     raw: Mapping[str, Any]
-    cameras: tuple[str, ...]  # their features in the file's order, for example "observation.images.base_0_rgb"
+    cameras: tuple[str, ...]  # camera features in the file's order, for example "observation.images.base_0_rgb"
     state_dim: int
     action_dim: int
     chunk: int  # actions of a chunk
-    max_state_dim: int  # to which state and actions are padded
+    max_state_dim: int  # width to which states are padded; actions to max_action_dim
     max_action_dim: int
-    steps: int  # of the integration
-    image_size: tuple[int, int]  # height and width of what the vision tower sees
+    steps: int  # integration steps
+    image_size: tuple[int, int]  # height and width of the vision tower's input
     empty_cameras: int
     text: TowerSizes
     expert: TowerSizes
     vocabulary: int
     vision: Mapping[str, int]  # as in transformers' SiglipVisionConfig
     norm_eps: float  # of both towers
-    periods: tuple[float, float]  # shortest and longest of the embedding of time
+    periods: tuple[float, float]  # shortest and longest period of the time embedding
     beta: tuple[float, float]  # of the distribution of training times
     time_range: tuple[float, float]  # scale and offset of training times
-    scale_factor: int = 1  # patches to an image token, along each side
-    self_attention_every: int = 1  # layers; the others attend to the prefix alone (0: all)
-    image_tokens: bool = False  # whether special tokens surround those of an image
+    scale_factor: int = 1  # patches per image token, along each side
+    self_attention_every: int = 1  # in layers; the others attend only to the prefix (0: all do)
+    image_tokens: bool = False  # whether special tokens surround each image's tokens
     train_state: bool = True  # whether SmolVLA's projection of the state is trained
 
     @property
     def expert_at(self) -> tuple[int, ...]:
-        """The layers of the language model beside which the expert has layers."""
+        """For each layer of the expert, the index of the language model's layer whose keys and values it reads."""
         return tuple(range(0, self.text.depth, self.text.depth // self.expert.depth))
 
     def crosses(self, layer: int) -> bool:
-        """Whether the expert's layer beside this one attends to the prefix alone."""
+        """Whether the expert's layer at this layer of the language model attends only to the prefix."""
         every = self.self_attention_every
         return not (every > 0 and layer % every == 0)
 
     def of_robot(self, state: int, action: int) -> PiConfig:
-        """Returns the config for a robot of so many numbers, as when LeRobot fine-tunes on its data."""
+        """Returns the config for a robot of other state and action dimensions, as LeRobot does in fine-tuning."""
         inputs = {**self.raw["input_features"], STATE: {"type": "STATE", "shape": [state]}}
         outputs = {ACTION: {"type": "ACTION", "shape": [action]}}
         raw = {**self.raw, "input_features": inputs, "output_features": outputs}
@@ -106,10 +106,10 @@ class PiConfig:
 
 
 def read_config(path: Path, backbone: Path) -> PiConfig:
-    """Returns what a config.json says, with the sizes of the backbone in a folder.
+    """Returns the config of a config.json, with the sizes of the backbone in a folder.
 
     Raises:
-        CheckpointError: a file is damaged, of another policy, or asks for what is not implemented.
+        CheckpointError: a file is damaged, of another policy, or has a setting that is not supported.
     """
     raw = read_json(path, WHOLE)
     kinds = [family.value for family in Family]
@@ -184,20 +184,20 @@ def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig
         raise CheckpointError(
             f"{CONFIG}: vlm_model_name is {name!r}, whose sizes are not known: copy its {CONFIG} to {backbone}"
         )
-    described = read_json(path, WHOLE) if path.is_file() else _SMOLVLM
-    text = cast("dict[str, Any]", described["text_config"])
-    vision = {**_VISION_DEFAULTS, **cast("dict[str, Any]", described["vision_config"])}
+    vlm = read_json(path, WHOLE) if path.is_file() else _SMOLVLM
+    text = cast("dict[str, Any]", vlm["text_config"])
+    vision = {**_VISION_DEFAULTS, **cast("dict[str, Any]", vlm["vision_config"])}
     for name in ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
         _only(name, raw.get(name, False), False)
     heads = text["num_attention_heads"], text.get("num_key_value_heads") or text["num_attention_heads"]
     head_dim = text.get("head_dim") or text["hidden_size"] // heads[0]
-    kept = raw["num_vlm_layers"] if raw["num_vlm_layers"] > 0 else text["num_hidden_layers"]
-    depth = raw["num_expert_layers"] if raw["num_expert_layers"] > 0 else kept
+    num_layers = raw["num_vlm_layers"] if raw["num_vlm_layers"] > 0 else text["num_hidden_layers"]
+    depth = raw["num_expert_layers"] if raw["num_expert_layers"] > 0 else num_layers
     every = raw["self_attn_every_n_layers"] if "cross" in raw["attention_mode"] else 1
-    if kept % depth or (depth < kept and 0 < every < kept):
+    if num_layers % depth or (depth < num_layers and 0 < every < num_layers):
         raise CheckpointError(
-            f"{CONFIG}: num_expert_layers is {depth} and num_vlm_layers {kept}, but the first must divide the second, "
-            "and with fewer of them self_attn_every_n_layers must be 0 or at least num_vlm_layers"
+            f"{CONFIG}: num_expert_layers is {depth} and num_vlm_layers {num_layers}, but the first must divide the "
+            "second, and with fewer of them self_attn_every_n_layers must be 0 or at least num_vlm_layers"
         )
     size = int(text["hidden_size"] * raw["expert_width_multiplier"])
     mlp_dim = -(-4 * int(2 * size / 3) // _MULTIPLE) * _MULTIPLE
@@ -207,37 +207,37 @@ def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig
         **_shared(raw, family),
         steps=raw["num_steps"],
         image_size=(rows, columns),
-        text=TowerSizes(text["hidden_size"], kept, text["intermediate_size"], *heads, head_dim),
+        text=TowerSizes(text["hidden_size"], num_layers, text["intermediate_size"], *heads, head_dim),
         expert=TowerSizes(size, depth, mlp_dim, *heads, head_dim),
         vocabulary=text["vocab_size"],
         vision={name: vision[name] for name in (*_VISION, "image_size")},
         norm_eps=text.get("rms_norm_eps", 1e-6),
-        scale_factor=described.get("scale_factor", 2),
+        scale_factor=vlm.get("scale_factor", 2),
         self_attention_every=every,
         image_tokens=raw.get("add_image_special_tokens", False),
         train_state=raw.get("train_state_proj", True),
     )
 
 
-def _only(name: str, value: object, wanted: object) -> None:
-    if value != wanted:
-        raise CheckpointError(f"{CONFIG}: {name} is {value!r}, but only {wanted!r} can be read here: {WHOLE}")
+def _only(name: str, value: object, supported: object) -> None:
+    if value != supported:
+        raise CheckpointError(f"{CONFIG}: {name} is {value!r}, but only {supported!r} can be read here: {WHOLE}")
 
 
 # ------------------------------------------------------------------------------------------------------- policy.options
 @dataclass(kw_only=True, slots=True)
 class PiOptions(FlowSettings):
-    """How a folder's policy acts and what of it is trained; with steps=0 a chain has the folder's."""
+    """How a folder's policy acts, and which parts are trained; steps=0 uses the folder's number."""
 
-    backbone: str | None = None  # folder of the backbone's tokenizer and sizes; null: the folder's own part
-    cameras: dict[str, str] = field(default_factory=dict)  # the policy's, and the env's; {}: by name, or else in order
-    clip_actions: bool = True  # to [-1, 1]; false for an env that takes actions in the units of the data
+    backbone: str | None = None  # folder of the backbone's tokenizer and sizes; null: backbone/ in the checkpoint
+    cameras: dict[str, str] = field(default_factory=dict)  # policy's -> env's camera; {}: by name, or else in order
+    clip_actions: bool = True  # to [-1, 1]; false for envs whose actions have the units of the data
     expert_only: bool = True  # false: the language model is trained as well
     freeze_vision: bool = True  # with expert_only=false
-    cache_prefix: bool = True  # keys and values of a frozen language model are kept with a rollout, instead of images
-    lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))  # of what would be trained
-    precision: Precision = Precision.float32  # of what is not trained
-    checkpoint_activations: bool = False  # compute those of a pass again in its backward pass, layer by layer
+    cache_prefix: bool = True  # rollouts store keys and values of a frozen language model instead of images
+    lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))  # on the parts that are trained otherwise
+    precision: Precision = Precision.float32  # of frozen parts
+    checkpoint_activations: bool = False  # recompute them in the backward pass, layer by layer
     critic_hidden_size: int = 256
 
     def __post_init__(self) -> None:

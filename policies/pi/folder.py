@@ -1,10 +1,10 @@
-"""Folders of pi0, pi0.5 and SmolVLA in LeRobot's layout, in and out; weights must fit name by name.
+"""Reads and writes folders of pi0, pi0.5 and SmolVLA in LeRobot's layout; weights must match name by name.
 
-config.json  policy_preprocessor.json  policy_postprocessor.json      what the policy is; statistics beside them
+config.json  policy_preprocessor.json  policy_postprocessor.json      settings; statistics in files next to them
 model.safetensors     names as LeRobot writes them (`model.` first) or as on the hub (without it)
-backbone/             what the hub holds under the backbone's name: tokenizer.json, tokenizer_config.json, config.json
-                      of a SmolVLA; sizes.json of a pi0 that is no gemma_2b with gemma_300m.  LeRobot's folders have no
-                      such part: copy it there, or name it as policy.options.backbone
+backbone/             files of the backbone on the hub: tokenizer.json, tokenizer_config.json, config.json of a SmolVLA;
+                      sizes.json of a pi0 other than gemma_2b with gemma_300m.  LeRobot's folders lack them: copy them
+                      there, or give their folder as policy.options.backbone
 trained here          further files, see policies/published_folder.py
 """
 
@@ -30,35 +30,35 @@ BACKBONE, _WEIGHTS, _PREFIX = "backbone", "model.safetensors", "model."
 _COPIED = {".json", ".jinja", ".model", ".txt"}  # of a backbone
 _PALIGEMMA = "paligemma_with_expert.paligemma."
 _EMBEDDING, _HEAD = f"{_PALIGEMMA}model.language_model.embed_tokens.weight", f"{_PALIGEMMA}lm_head.weight"
-_OLD_STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")  # of SmolVLA's older files
+_OLD_STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")  # in SmolVLA's older files
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a folder holds."""
+    """The content of a folder."""
 
-    folder: Path  # where it was read
+    folder: Path  # the source
     config: PiConfig
     processors: Processors
     tokenizer: PaddedTokenizer
     network: FlowNetwork  # with its weights, in eval mode, on the CPU
-    backbone: Mapping[str, bytes] = field(default_factory=dict)  # its small files: they are written with the policy
+    backbone: Mapping[str, bytes] = field(default_factory=dict)  # its small files, which are written with the policy
 
 
 def read_checkpoint(folder: Path, backbone: Path | None = None, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """Returns what a folder in LeRobot's layout holds.
+    """Returns the content of a folder in LeRobot's layout.
 
-    `backbone` is where tokenizer and sizes of the backbone are, if not in the folder's own part.  With a `dtype` of
-    bfloat16 norms, vision and the outer projections stay float32.
+    `backbone` is the folder of the backbone's tokenizer and sizes, if not backbone/ in the folder.  With bfloat16 as
+    `dtype`, norms, vision and the outer projections stay float32.
 
     Raises:
         CheckpointError: a file is missing or damaged, the folder is of another policy, a tensor is missing, unknown, of
             another shape, or not finite.
     """
-    place = backbone or folder / BACKBONE
-    config = read_config(folder / CONFIG, place)
+    backbone_folder = backbone or folder / BACKBONE
+    config = read_config(folder / CONFIG, backbone_folder)
     processors = read_processors(folder, config)
-    tokenizer = PaddedTokenizer(place, processors.max_length, processors.longest)
+    tokenizer = PaddedTokenizer(backbone_folder, processors.max_length, processors.longest)
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         tensors |= read_tensors(file)
@@ -67,18 +67,18 @@ def read_checkpoint(folder: Path, backbone: Path | None = None, dtype: torch.dty
     hint = f"; sizes other than those of the published backbone belong to {BACKBONE}/"
     load_weights(network, _renamed(tensors, config), folder, dtype, keep_float32, hint)
     network.renew_buffers()
-    files = {path.name: path.read_bytes() for path in sorted(place.iterdir()) if path.suffix in _COPIED}
+    files = {path.name: path.read_bytes() for path in sorted(backbone_folder.iterdir()) if path.suffix in _COPIED}
     return Checkpoint(folder, config, processors, tokenizer, network, files)
 
 
 def _renamed(tensors: Mapping[str, Tensor], config: PiConfig) -> dict[str, Tensor]:
-    """Returns a file's tensors by the names that a network has, without those that LeRobot leaves aside."""
+    """Returns a file's tensors by the network's parameter names, without those that LeRobot ignores."""
     adaptive, smolvla = config.family is Family.pi05, config.family is Family.smolvla
     plain_norm = re.compile(r"paligemma_with_expert\.gemma_expert\.model\.(.*_layernorm|norm)\.weight")
     further_layer = re.compile(r"vlm_with_expert\.vlm\.model\.text_model\.layers\.(\d+)\.")
-    found: dict[str, Tensor] = {}
-    for full, tensor in tensors.items():
-        name = full.removeprefix(_PREFIX)
+    renamed: dict[str, Tensor] = {}
+    for full_name, tensor in tensors.items():
+        name = full_name.removeprefix(_PREFIX)
         name = re.sub(r"vision_tower\.(?!vision_model\.)", "vision_tower.vision_model.", name)
         if adaptive:
             name = re.sub(r"^action_time_mlp_", "time_mlp_", name)
@@ -89,14 +89,14 @@ def _renamed(tensors: Mapping[str, Tensor], config: PiConfig) -> dict[str, Tenso
         layer = further_layer.match(name)
         if smolvla and (name.startswith(_OLD_STATISTICS) or (layer and int(layer[1]) >= config.text.depth)):
             continue
-        found[name] = tensor
-    if not smolvla and (_EMBEDDING in found) != (_HEAD in found):  # they are tied, and one of them was left out
-        found[_EMBEDDING] = found[_HEAD] = found.get(_EMBEDDING, found.get(_HEAD))  # pyright: ignore[reportArgumentType]
-    return found
+        renamed[name] = tensor
+    if not smolvla and (_EMBEDDING in renamed) != (_HEAD in renamed):  # tied, and the file has only one
+        renamed[_EMBEDDING] = renamed[_HEAD] = renamed.get(_EMBEDDING, renamed.get(_HEAD))  # pyright: ignore[reportArgumentType]
+    return renamed
 
 
 def write_described(checkpoint: Checkpoint, folder: Path) -> None:
-    """Writes all of a checkpoint but its weights."""
+    """Writes a checkpoint without its weights."""
     (folder / BACKBONE).mkdir(parents=True, exist_ok=True)
     for name, content in checkpoint.backbone.items():
         (folder / BACKBONE / name).write_bytes(content)
@@ -105,7 +105,7 @@ def write_described(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
-    """Writes a checkpoint, with the present weights, in LeRobot's layout; adapters are left out."""
+    """Writes a checkpoint with the current weights in LeRobot's layout, without adapters."""
     write_described(checkpoint, folder)
     for stale in folder.glob("model*.safetensors*"):
         stale.unlink()  # it may be a link to a file of another folder

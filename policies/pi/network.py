@@ -5,12 +5,12 @@
     state ---------------------------/ (SmolVLA)          |
     [state (pi0)] chunk x, time t --> action expert, whose layers attend to the prefix and to themselves --> velocity
 
-              order of the sequence                             who sees whom, beyond the prefix
-    pi0       cameras, text | state | actions                   the state itself; actions the state and all actions
-    pi05      cameras, text with the state's digits | actions   all actions; time scales and shifts every norm
-    smolvla   cameras, text | state | actions                   actions those up to their own; in cross layers none
+              order of the sequence                             attention beyond the prefix
+    pi0       cameras, text | state | actions                   state: itself; actions: the state and all actions
+    pi05      cameras, text with the state's digits | actions   actions: all; time scales and shifts every norm
+    smolvla   cameras, text | state | actions                   actions: causal; none in cross layers
 
-Time runs from noise (1) to actions (0) here, as in LeRobot.  A position counts what is valid before it.
+Time runs from noise (1) to actions (0) here, as in LeRobot.  A position is the number of valid tokens before it.
 Sources: LeRobot 0.6.1, arXiv:2410.24164 (pi0), 2504.16054 (pi0.5), 2506.01844 (SmolVLA).
 """
 
@@ -33,34 +33,34 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolV
 
 from policies.pi.config import Family, PiConfig, TowerSizes
 
-_ROPE_BASE = 10_000.0  # of all three, whatever the backbone's own config says
-_MASKED = -2.3819763e38  # what openpi adds: a row that sees nothing attends to everything alike, instead of NaN
+_ROPE_BASE = 10_000.0  # of all three families, regardless of the backbone's config
+_MASKED = -2.3819763e38  # as in openpi: a fully masked row attends to everything equally instead of giving NaN
 _Config = TypeVar("_Config", GemmaConfig, LlamaConfig)
 KeysValues = tuple[Tensor, Tensor]  # [B, key heads, L, head_dim] each, keys rotated
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What the expert attends to."""
+    """The keys, values and state that the expert reads."""
 
-    layers: list[KeysValues]  # of P tokens, by layer of the language model
-    valid: Tensor  # bool [B, P]: what is attended to; the rest is padding and missing cameras
-    hidden: Tensor | None = None  # [B, P, width]: what the language model returns, which no action depends on
-    state: Tensor | None = None  # [B, max_state_dim]: pi0's, which the expert reads
+    layers: list[KeysValues]  # of P tokens, for each layer of the language model
+    valid: Tensor  # bool [B, P], false at padding and missing cameras, which are masked
+    hidden: Tensor | None = None  # [B, P, width]: the language model's output, which no action depends on
+    state: Tensor | None = None  # [B, max_state_dim]: of pi0, whose expert reads it
 
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """What enters the expert."""
+    """The input of the expert."""
 
     embeddings: Tensor  # [B, S, width of the expert]
-    sees: Tensor  # bool [S, S]: which of each other they attend to
-    condition: Tensor | None = None  # [B, width], of the expert's norms
+    sees: Tensor  # bool [S, S]: attention mask among them
+    condition: Tensor | None = None  # [B, width], for the expert's norms
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
 class AdaptiveNorm(nn.Module):
-    """A root-mean-square norm whose scale and shift, and a gate of what follows, are linear in a condition (adaRMS)."""
+    """An RMS norm whose scale and shift, and a gate of the next residual, are linear in a condition (adaRMS)."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def _normed(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tenso
 
 
 def rotated(x: Tensor, positions: Tensor) -> Tensor:
-    """Returns heads [B, H, L, D] at positions [B, L]: halves are turned by position * 10000^(-2 i / D)."""
+    """Applies rotary embeddings to heads [B, H, L, D] at positions [B, L]: angles are position * 10000^(-2 i / D)."""
     size = x.shape[-1]
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=x.device) / size
     angles = (positions[:, None, :, None].float() / _ROPE_BASE**exponents).repeat(1, 1, 1, 2)
@@ -88,10 +88,10 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def placed(valid: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns what is valid now, bool [B, P + L], and positions [B, L] and sight [B, L, P + L] of new tokens.
+    """Returns all valid tokens, bool [B, P + L], and positions [B, L] and masks [B, L, P + L] of new tokens.
 
-    `valid` [B, L] tells which of these are no padding, which takes no position, and neither sees nor is seen; `before`
-    [B, P] is what was valid earlier.
+    `valid` [B, L] is false at padding, which has no position and is masked in both directions; `before` [B, P] marks
+    the valid earlier tokens.
     """
     whole = valid if before is None else torch.cat([before, valid], 1)
     positions = (whole.long().cumsum(1) - 1)[:, -valid.shape[1] :]
@@ -99,7 +99,7 @@ def placed(valid: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor
 
 
 class _Attends(nn.Module):
-    """A decoder layer whose tokens attend to keys and values that they are handed, and to their own."""
+    """A decoder layer whose tokens attend to given keys and values, and to their own."""
 
     self_attn: Any
     mlp: Any
@@ -109,15 +109,15 @@ class _Attends(nn.Module):
     def forward(
         self, x: Tensor, before: KeysValues | None, positions: Tensor, sees: Tensor, condition: Tensor | None = None
     ) -> tuple[Tensor, KeysValues]:
-        """Returns hidden states [B, L, width], and the keys and values attended to; `sees` is bool [B, L, P + L]."""
+        """Returns hidden states [B, L, width], and all keys and values; the mask `sees` is bool [B, L, P + L]."""
         attention = self.self_attn
         normed, gate = _normed(self.input_layernorm, x, condition)
         normed = normed.to(attention.q_proj.weight.dtype)
         query = rotated(self._heads(attention.q_proj(normed)), positions)
         keys, values = self._attended(normed, before, positions)
         mask = torch.where(sees[:, None], 0.0, _MASKED).to(query.dtype)
-        found = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
-        x = x + gate * attention.o_proj(found.transpose(1, 2).flatten(2))
+        output = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+        x = x + gate * attention.o_proj(output.transpose(1, 2).flatten(2))
         normed, gate = _normed(self.post_attention_layernorm, x, condition)
         return x + gate * self.mlp(normed.to(attention.q_proj.weight.dtype)), (keys, values)
 
@@ -147,11 +147,11 @@ class AdaptiveGemmaLayer(GemmaLayer):
 
 
 class LlamaLayer(_Attends, LlamaDecoderLayer):
-    """A layer of SmolVLM2's language model, or one of SmolVLA's expert that attends to actions, too."""
+    """A layer of SmolVLM2's language model, or of SmolVLA's expert with attention to actions."""
 
 
 class CrossLayer(LlamaLayer):
-    """A layer of SmolVLA's expert that attends to the prefix alone, through projections of its keys and values."""
+    """A layer of SmolVLA's expert that attends only to the prefix, through projections of its keys and values."""
 
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__(config, index)
@@ -160,14 +160,14 @@ class CrossLayer(LlamaLayer):
         self.self_attn.v_proj = nn.Linear(size, size, bias=False)
 
     def _attended(self, normed: Tensor, before: KeysValues | None, positions: Tensor) -> KeysValues:
-        assert before is not None, "a layer that attends to the prefix alone was handed none"
+        assert before is not None, "a cross layer needs a prefix"
         attention = self.self_attn
         keys, values = (x.transpose(1, 2).flatten(2).to(attention.k_proj.weight.dtype) for x in before)
         return self._heads(attention.k_proj(keys)), self._heads(attention.v_proj(values))
 
 
 class Tower(nn.Module):
-    """Layers and a last norm; `embed_tokens` where text enters."""
+    """Layers and a last norm, with `embed_tokens` if there is a vocabulary."""
 
     layers: Any  # torch does not type the modules of a module
     norm: Any
@@ -179,16 +179,16 @@ class Tower(nn.Module):
             self.embed_tokens = nn.Embedding(vocabulary, norm.weight.numel())
 
     def read(self, embeddings: Tensor, valid: Tensor, before: Prefix | None = None) -> Prefix:
-        """Returns the keys and values of tokens [B, L, width], of what came before and their own, all seeing all.
+        """Returns the keys and values of `before` and of tokens [B, L, width], which attend to all valid tokens.
 
-        Hidden states are float32 whatever the weights are: in bfloat16 most of the error would come from their sums.
+        Hidden states are float32 whatever the weights are, since most of bfloat16's error would come from their sums.
         """
         whole, positions, sees = placed(valid, None if before is None else before.valid)
-        x, found = embeddings.float(), []
+        x, layers = embeddings.float(), []
         for number, layer in enumerate(self.layers):
             x, attended = layer(x, None if before is None else before.layers[number], positions, sees)
-            found.append(attended)
-        return Prefix(found, whole, self.norm(x))
+            layers.append(attended)
+        return Prefix(layers, whole, self.norm(x))
 
 
 def _sized(kind: type[_Config], sizes: TowerSizes, eps: float) -> _Config:
@@ -203,27 +203,27 @@ def _sized(kind: type[_Config], sizes: TowerSizes, eps: float) -> _Config:
 
 
 def _below(root: str, *names_and_modules: Sequence[Any]) -> nn.ModuleDict:
-    """Returns modules of dotted names below a root as nested ones; names and modules alternate."""
-    made = nn.ModuleDict()
+    """Returns nested modules for dotted names below a root; sequences of names and of modules alternate."""
+    tree = nn.ModuleDict()
     for names, modules in zip(names_and_modules[::2], names_and_modules[1::2], strict=True):
         for name, module in zip(names, modules, strict=True):
-            *places, last = name.removeprefix(f"{root}.").split(".")
-            place = made
-            for each in places:
-                place[each] = place[each] if each in place else nn.ModuleDict()
-                place = cast(nn.ModuleDict, place[each])
-            place[last] = module
-    return made
+            *parents, last = name.removeprefix(f"{root}.").split(".")
+            node = tree
+            for part in parents:
+                node[part] = node[part] if part in node else nn.ModuleDict()
+                node = cast(nn.ModuleDict, node[part])
+            node[last] = module
+    return tree
 
 
 # ------------------------------------------------------------------------------------------------------------- networks
 class FlowNetwork(nn.Module):
-    """What the three families share; see `Pi0` and `SmolVLA`."""
+    """Base of the three families; see `Pi0` and `SmolVLA`."""
 
     _parts: ClassVar[tuple[str, str, str, str]]  # names of language model, expert, vision tower and its projector
     action_time_mlp_in: Any
     action_time_mlp_out: Any
-    _unused: ClassVar[tuple[str, ...]]  # names of what is published, but never computed with
+    _unused: ClassVar[tuple[str, ...]]  # names of published but unused parts
 
     def __init__(self, config: PiConfig) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class FlowNetwork(nn.Module):
 
     @property
     def vision(self) -> list[Any]:
-        """The vision tower, and what projects to the width of the language model."""
+        """The vision tower, and the projector to the width of the language model."""
         return [self.get_submodule(name) for name in self._parts[2:]]
 
     def blocks(self) -> list[nn.Module]:
@@ -256,7 +256,7 @@ class FlowNetwork(nn.Module):
         return projector(tower(pixel_values=pixels).last_hidden_state)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Returns the embeddings [B, L, width] of token ids, times the root of the width."""
+        """Returns the embeddings [B, L, width] of token ids, times the square root of the width."""
         weight = self.text.embed_tokens.weight
         return F.embedding(ids, weight) * torch.tensor(weight.shape[1] ** 0.5, dtype=weight.dtype, device=ids.device)
 
@@ -265,8 +265,8 @@ class FlowNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns the embeddings [B, P, width] of cameras and text, and which of them are valid, bool [B, P].
 
-        `seen` is what `look` says of each camera, those that are missing last, and `shown` bool [B] of each; `ids` are
-        those of the prompt, int64 [B, L], and `present` is false at padding, bool [B, L].
+        `seen` are the tokens of each camera from `look`, missing cameras last, and `shown`, bool [B] each, is false for
+        missing ones; `ids` are the prompt's, int64 [B, L], and `present`, bool [B, L], is false at padding.
         """
         masks = [mask[:, None].expand(tokens.shape[:2]) for tokens, mask in zip(seen, shown, strict=True)]
         parts = [*self._surrounded(list(zip(seen, masks, strict=True))), (self.embed(ids), present)]
@@ -274,43 +274,43 @@ class FlowNetwork(nn.Module):
         return torch.cat(embeddings, 1), torch.cat(valid, 1)
 
     def _surrounded(self, images: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        """Returns the tokens of images and their masks as they enter the language model."""
+        """Returns the tokens of images and their masks, with any special tokens of the family."""
         return images
 
     def context(self, images: Sequence[Tensor], shown: Sequence[Tensor], ids: Tensor, present: Tensor) -> Prefix:
-        """Returns what the language model makes of images and prompt: what a frozen one needs to compute only once."""
+        """Returns the language model's prefix of images and prompt; if it is frozen, this can be computed once."""
         return self.text.read(*self.sequence([self.look(each) for each in images], shown, ids, present))
 
     def prefix(self, context: Prefix, state: Tensor) -> Prefix:
-        """Returns a context with the state [B, max_state_dim], where it does not lie in the prompt."""
+        """Returns a context with the state [B, max_state_dim] added, unless it is part of the prompt."""
         raise NotImplementedError
 
     def time_embedding(self, time: Tensor) -> Tensor:
-        """Returns sines and cosines [B, width of the expert] of times [B], whose periods are a geometric series."""
+        """Returns sines and cosines [B, width of the expert] of times [B], with geometrically spaced periods."""
         (shortest, longest), width = self.config.periods, self.config.expert.width
         fractions = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
         angles = time.double()[:, None] * (2 * math.pi / (shortest * (longest / shortest) ** fractions))
         return torch.cat([angles.sin(), angles.cos()], 1).float()
 
     def _timed(self, actions: Tensor, time: Tensor) -> Tensor:
-        """Returns embedded actions [B, C, width] with that of their time [B, width]."""
+        """Combines embedded actions [B, C, width] with their time embedding [B, width]."""
         both = torch.cat([actions, time[:, None].expand_as(actions)], 2)
         return self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
 
     def suffix(self, prefix: Prefix, x: Tensor, time: Tensor) -> Suffix:
-        """Returns what enters the expert of chunks x [B, C, max_action_dim] at times [B]."""
+        """Returns the expert's input for chunks x [B, C, max_action_dim] at times [B]."""
         raise NotImplementedError
 
     def sight(self, prefix: Prefix, suffix: Suffix) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Returns positions [B, S] and sight [B, S, P] in layers that see the prefix alone, in others [.., P + S]."""
+        """Returns positions [B, S] and mask [B, S, P] for cross layers, then those for others, mask [B, S, P + S]."""
         rows, length = suffix.embeddings.shape[:2]
-        places = torch.arange(length, device=prefix.valid.device).expand(rows, -1)
+        positions = torch.arange(length, device=prefix.valid.device).expand(rows, -1)
         to_prefix = prefix.valid[:, None].expand(-1, length, -1)
         sees = torch.cat([to_prefix, suffix.sees.expand(rows, -1, -1)], 2)
-        return (places, to_prefix), (prefix.valid.sum(1, keepdim=True) + places, sees)
+        return (positions, to_prefix), (prefix.valid.sum(1, keepdim=True) + positions, sees)
 
     def acting(self, prefix: Prefix, suffix: Suffix) -> Tensor:
-        """Returns the expert's hidden states [B, S, width], its last norm applied."""
+        """Returns the expert's hidden states [B, S, width], after its last norm."""
         alone, joint = self.sight(prefix, suffix)
         x, expert = suffix.embeddings.float(), self.expert
         for layer, beside in zip(expert.layers, self.config.expert_at, strict=True):
@@ -327,22 +327,22 @@ class FlowNetwork(nn.Module):
         return self.action_out_proj(self.hidden(prefix, x, time))
 
     def trained(self, language: bool, vision: bool) -> list[nn.Parameter]:
-        """Returns the parameters of the expert and its projections, and those of the other parts that are asked for.
+        """Returns the parameters of the expert and its projections, and of the language model and vision on request.
 
-        Left out is what no gradient reaches: output layers, and the language model behind its last keys and values.
+        Excludes parameters without a gradient: output layers, and the language model after its last keys and values.
         """
-        place, layers = self.config.expert_at[-1], self.text.layers
-        last = layers[place]
-        idle = [*map(self.get_submodule, self._unused), self.text.norm, *layers[place + 1 :]]
-        idle += [last.mlp, last.post_attention_layernorm, last.self_attn.q_proj, last.self_attn.o_proj]
-        idle += [] if self.config.train_state else [self.get_submodule("state_proj")]
-        idle += [] if language else [self.text]
-        idle += [] if vision else self.vision
-        without = {id(parameter) for part in idle for parameter in part.parameters()}
-        return [parameter for parameter in self.parameters() if id(parameter) not in without]
+        last_index, layers = self.config.expert_at[-1], self.text.layers
+        last = layers[last_index]
+        untrained = [*map(self.get_submodule, self._unused), self.text.norm, *layers[last_index + 1 :]]
+        untrained += [last.mlp, last.post_attention_layernorm, last.self_attn.q_proj, last.self_attn.o_proj]
+        untrained += [] if self.config.train_state else [self.get_submodule("state_proj")]
+        untrained += [] if language else [self.text]
+        untrained += [] if vision else self.vision
+        excluded = {id(parameter) for part in untrained for parameter in part.parameters()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in excluded]
 
     def renew_buffers(self) -> None:
-        """Computes what no file holds, after the network was built on the meta device and its weights put in."""
+        """Recomputes buffers of a network that was built on the meta device, after its weights were loaded."""
         for module in self.modules():
             if isinstance(module, SiglipVisionEmbeddings):
                 device = module.position_embedding.weight.device
@@ -392,7 +392,7 @@ class Pi0(FlowNetwork):
             return Suffix(actions, torch.ones(length, length, dtype=torch.bool, device=x.device), condition)
         actions = self._timed(actions, time)
         sees = torch.ones(length + 1, length + 1, dtype=torch.bool, device=x.device)
-        sees[0, 1:] = False  # the state does not see the actions
+        sees[0, 1:] = False  # the state does not attend to the actions
         assert prefix.state is not None, "pi0 reads the state with the actions"
         return Suffix(torch.cat([self.state_proj(prefix.state)[:, None], actions], 1), sees)
 
@@ -409,7 +409,7 @@ class SmolVLA(FlowNetwork):
     _unused = ("vlm_with_expert.vlm.lm_head",)
 
     def __init__(self, config: PiConfig, special_tokens: tuple[int, int] | None = None) -> None:
-        """Takes the ids of the tokens around an image and of a whole image, where the config wants them."""
+        """Takes the token ids around an image and of a whole image, if the config uses them."""
         super().__init__(config)
         self.special_tokens, eps, width = special_tokens, config.norm_eps, config.expert.width
         text, expert = _sized(LlamaConfig, config.text, eps), _sized(LlamaConfig, config.expert, eps)
@@ -430,7 +430,7 @@ class SmolVLA(FlowNetwork):
         self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * width, width), nn.Linear(width, width)
 
     def _surrounded(self, images: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        """Image tokens are scaled; the special tokens around them are not, and are valid in any case."""
+        """Scales image tokens; the special tokens around them are not scaled and always valid."""
         scaled = [(tokens * math.sqrt(tokens.shape[2]), mask) for tokens, mask in images]
         if self.special_tokens is None:
             return scaled
@@ -452,7 +452,7 @@ class SmolVLA(FlowNetwork):
 
 
 def new_network(config: PiConfig, special_tokens: tuple[int, int] | None = None) -> FlowNetwork:
-    """Returns a network with random weights; on torch's meta device names and shapes cost no memory."""
+    """Returns a network with random weights; on torch's meta device it needs no memory."""
     return SmolVLA(config, special_tokens) if config.family is Family.smolvla else Pi0(config)
 
 

@@ -1,11 +1,11 @@
-"""pi0, pi0.5 and SmolVLA behind the `Policy` protocol: chunks flow out of noise (policies/flow.py).
+"""pi0, pi0.5 and SmolVLA behind the `Policy` protocol, with flow matching (policies/flow.py).
 
 images, instruction --processors--> [-1, 1] and ids --language model--> keys and values --\\
 state --normalise--> ------------------------------------------------ (or in the prompt) --expert--> velocity
 chain of [C, 32] --first A dimensions, un-normalise, add the state (relative actions), clip--> [-1, 1] of the env
 
-A chunk has as many actions as the folder's, of which env.execute_steps are executed.  A critic on observations reads
-the expert's hidden states of a chunk of zeros.
+The folder decides the number of actions in a chunk, of which env.execute_steps are executed.  A critic on observations
+reads the expert's hidden states for a chunk of zeros.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Features
 from rlinf_embodied.learning.gradients import checkpoint_blocks
 
 _CAMERA = "observation.images."
-_IMAGE = "images."  # as `image_features` names them
+_IMAGE = "images."  # prefix of the features of `image_features`
 
 
 class PiPolicy(ActsByFlow, BeginsWithFolder):
     """Features: "proprio" [B, P], and "keys" and "values" [B, layers, heads, L, D] with "valid" [B, L] of the prefix.
 
-    Or, where the language model is trained or nothing is cached, "ids" and "present" [B, L], and the images.
+    If the language model is trained or nothing is cached: "proprio", "ids" and "present" [B, L], and the images.
     """
 
     example = "small_pi.py"
@@ -57,25 +57,25 @@ class PiPolicy(ActsByFlow, BeginsWithFolder):
         require_seen(config, env)
         path, backbone = folder / FILE, options.backbone
         if path.is_file() and backbone == read_json(path, WHOLE)["policy"]["options"].get("backbone"):
-            backbone = None  # a folder that was trained here holds it
-        place = None if backbone is None else Path(backbone).expanduser()
-        checkpoint = read_checkpoint(folder, place, dtype_of(options.precision))
-        if checkpoint.processors.are_unmeasured:  # a base model is of no robot
+            backbone = None  # a folder that was trained here contains it
+        backbone_folder = None if backbone is None else Path(backbone).expanduser()
+        checkpoint = read_checkpoint(folder, backbone_folder, dtype_of(options.precision))
+        if checkpoint.processors.are_unmeasured:  # a base model has no robot
             robot = checkpoint.config.of_robot(env.proprio_dim, env.action_dim)
             checkpoint = replace(checkpoint, config=robot)
-        own, network = checkpoint.config, checkpoint.network
+        pi_config, network = checkpoint.config, checkpoint.network
         _require_fitting(env, checkpoint)
         self._cameras = _matched(checkpoint, env, options)
         names = {_CAMERA + camera: name for name, camera in self._cameras.items() if name != _CAMERA + camera}
         processors = replace(checkpoint.processors, rename={**checkpoint.processors.rename, **names})
-        acted = replace(own, raw={**own.raw, "n_action_steps": env.executed})
+        acted = replace(pi_config, raw={**pi_config.raw, "n_action_steps": env.executed})
         self.checkpoint = replace(checkpoint, config=acted, processors=processors)
-        self._flows(config.name, options, env, own.steps, own.max_action_dim)
+        self._flows(config.name, options, env, pi_config.steps, pi_config.max_action_dim)
         trained = network.trained(language=not options.expert_only, vision=not options.freeze_vision)
         if options.lora.rank:
-            kept = {id(p) for p in trained}
-            still = [m for m in network.modules() if not any(id(p) in kept for p in m.parameters())]
-            inject_adapters(network, options.lora, 0, f"{OPTIONS}.lora", without_gradient=still)
+            trained_ids = {id(p) for p in trained}
+            frozen = [m for m in network.modules() if not any(id(p) in trained_ids for p in m.parameters())]
+            inject_adapters(network, options.lora, 0, f"{OPTIONS}.lora", without_gradient=frozen)
         else:
             network.requires_grad_(False)
             for parameter in trained:
@@ -85,17 +85,17 @@ class PiPolicy(ActsByFlow, BeginsWithFolder):
             checkpoint_blocks(network.blocks())
         with seeded(0, "critic"):
             privileged = config.critic is Critic.privileged
-            critic = ValueHead(env.privileged_dim if privileged else own.expert.width, options.critic_hidden_size)
+            critic = ValueHead(env.privileged_dim if privileged else pi_config.expert.width, options.critic_hidden_size)
         scale = Standardise(env.privileged_dim if privileged else 0)
         parts: dict[str, nn.Module] = {"model": network, "critic": critic, "privileged_scale": scale}
         if options.noise is StepNoise.flow_noise:
             with seeded(0, "noise"):
-                parts["noise"] = NoiseHead(own.expert.width, own.max_action_dim, options.noise_range)
+                parts["noise"] = NoiseHead(pi_config.expert.width, pi_config.max_action_dim, options.noise_range)
         self.module: Any = nn.ModuleDict(parts).eval()
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
-        """Returns what the expert reads of a frozen language model, or what the language model reads."""
+        """Returns the prefix of a frozen language model, or else the inputs of the language model."""
         processors, proprio = self.checkpoint.processors, observation.proprio
         prompts = processors.prompts(observation.instruction, processors.normalised_state(proprio))
         ids, present = (part.to(proprio.device) for part in self.checkpoint.tokenizer(prompts, fixed=True))
@@ -112,15 +112,15 @@ class PiPolicy(ActsByFlow, BeginsWithFolder):
         if "keys" in features:
             layers = list(zip(features["keys"].unbind(1), features["values"].unbind(1), strict=True))
             return Prefix(layers, features["valid"])
-        own, ids = self.checkpoint.config, features["ids"]
+        pi_config, ids = self.checkpoint.config, features["ids"]
         images, shown, present = [], [], torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-        for camera in own.cameras:
+        for camera in pi_config.cameras:
             if camera in self._cameras:
                 pixels = features[_IMAGE + self._cameras[camera]].permute(0, 3, 1, 2).float() / 255.0
-                images.append(resized(pixels, own.image_size, centred=own.family is not Family.smolvla))
+                images.append(resized(pixels, pi_config.image_size, centred=pi_config.family is not Family.smolvla))
                 shown.append(present)
-        missing = len(own.cameras) - len(images)
-        missing = min(missing, own.empty_cameras) if own.family is Family.smolvla else missing
+        missing = len(pi_config.cameras) - len(images)
+        missing = min(missing, pi_config.empty_cameras) if pi_config.family is Family.smolvla else missing
         images += [torch.full_like(images[0], -1.0)] * missing
         shown += [torch.zeros_like(present)] * missing
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.options.expert_only):
@@ -142,20 +142,20 @@ class PiPolicy(ActsByFlow, BeginsWithFolder):
         return expert
 
     def _chunk(self, features: Features, actions: Tensor) -> Tensor:
-        wanted = self.checkpoint.processors.normalised_actions(actions, features["proprio"])
-        return F.pad(wanted, (0, self.checkpoint.config.max_action_dim - actions.shape[2]))
+        normalised = self.checkpoint.processors.normalised_actions(actions, features["proprio"])
+        return F.pad(normalised, (0, self.checkpoint.config.max_action_dim - actions.shape[2]))
 
     def _actions(self, features: Features, x: Tensor) -> Tensor:
         actions = self.checkpoint.processors.robot_actions(x[..., : self.env.action_dim], features["proprio"])
         return actions.clamp(-1.0, 1.0) if self.options.clip_actions else actions
 
     def _hidden(self, features: Features) -> Tensor:
-        empty = torch.zeros(len(features["proprio"]), *self.flow.shape, device=features["proprio"].device)
-        return self.module.model.hidden(self._prefix(features), empty, empty[:, 0, 0])
+        zeros = torch.zeros(len(features["proprio"]), *self.flow.shape, device=features["proprio"].device)
+        return self.module.model.hidden(self._prefix(features), zeros, zeros[:, 0, 0])
 
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Returns what of the network is trained: the expert, the language model and vision if asked, or adapters."""
+        """Returns the trained parameters: expert, optionally language model and vision, or adapters."""
         parts = [part for name, part in self.module.items() if name in ("model", "noise")]
         return [p for part in parts for p in part.parameters() if p.requires_grad]
 
@@ -165,17 +165,17 @@ class PiPolicy(ActsByFlow, BeginsWithFolder):
         return {part.name: part for part in (self.checkpoint.processors.state, self.checkpoint.processors.action)}
 
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Takes a dataset's statistics in place of the folder's, as LeRobot does; policy.normalise_* change the modes.
+        """Replaces the folder's statistics by a dataset's, as LeRobot does; policy.normalise_* change the modes.
 
         Raises:
-            ConfigError: they are of another robot than the env's, or a base model gets none of its state or actions.
+            ConfigError: they are of another robot than the env's, or a base model lacks statistics of state or actions.
             DataError: they lack what a mode needs.
         """
-        wanted = {STATE: self.config.normalise_state, ACTION: self.config.normalise_actions}
-        processors = self.checkpoint.processors.with_statistics(statistics, wanted)
-        modes = {"STATE": processors.state.mode.value, "ACTION": processors.action.mode.value}
+        modes = {STATE: self.config.normalise_state, ACTION: self.config.normalise_actions}
+        processors = self.checkpoint.processors.with_statistics(statistics, modes)
+        mode_names = {"STATE": processors.state.mode.value, "ACTION": processors.action.mode.value}
         raw = self.checkpoint.config.raw
-        raw = {**raw, "normalization_mapping": {**raw["normalization_mapping"], **modes}}
+        raw = {**raw, "normalization_mapping": {**raw["normalization_mapping"], **mode_names}}
         config = replace(self.checkpoint.config, raw=raw)
         self.checkpoint = replace(self.checkpoint, processors=processors, config=config)
         rule = "a base model has no statistics, and the data has none of its state or actions"
@@ -185,16 +185,16 @@ class PiPolicy(ActsByFlow, BeginsWithFolder):
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns B times |v - (noise - actions)|^2, a mean over real dimensions and steps (scalar).
 
-        x_t = t noise + (1 - t) actions at Beta-distributed t; targets["noise"] [B, C * D + 1] is the noise and what
-        decides t.  SmolVLA leaves out steps beyond the episode's end, bool [B, C] targets["action_is_pad"], as LeRobot.
+        x_t = t noise + (1 - t) actions at Beta-distributed t; targets["noise"] [B, C * D + 1] determines noise
+        and t.  SmolVLA excludes steps beyond the episode's end, targets["action_is_pad"] (bool [B, C]), as in LeRobot.
         """
-        own, (noise, uniforms) = self.checkpoint.config, self.flow.parts_of(targets["noise"])
-        (alpha, _), (scale, offset) = own.beta, own.time_range
+        pi_config, (noise, uniforms) = self.checkpoint.config, self.flow.parts_of(targets["noise"])
+        (alpha, _), (scale, offset) = pi_config.beta, pi_config.time_range
         time = uniforms ** (1.0 / alpha) * scale + offset  # Beta(alpha, 1)
-        wanted, time = self._chunk(features, actions), 1.0 - time.double()
-        error = self.flow.matching_error(self._expert(features), noise, time, wanted)
+        chunk, time = self._chunk(features, actions), 1.0 - time.double()
+        error = self.flow.matching_error(self._expert(features), noise, time, chunk)
         losses, is_pad = error[..., : self.env.action_dim].square().mean(2), targets.get(ACTION_IS_PAD)
-        if is_pad is None or own.family is not Family.smolvla:
+        if is_pad is None or pi_config.family is not Family.smolvla:
             return losses.mean(1).sum()
         return len(actions) * (losses * ~is_pad).sum() / (~is_pad).sum().clamp(min=1)
 
@@ -204,33 +204,33 @@ class PiPolicy(ActsByFlow, BeginsWithFolder):
 
 
 def _require_fitting(env: EnvSpec, checkpoint: Checkpoint) -> None:
-    own, processors = checkpoint.config, checkpoint.processors
-    rule = f"the policy predicts chunks of {own.chunk} actions, of which env.execute_steps are executed"
-    require(env.chunk == own.chunk, "env.chunk", env.chunk, rule, f"set env.chunk={own.chunk}")
-    for name, ours, theirs, scale, most in (
-        ("proprio", env.proprio_dim, own.state_dim, processors.state, own.max_state_dim),
-        ("actions", env.action_dim, own.action_dim, processors.action, own.max_action_dim),
+    pi_config, processors = checkpoint.config, checkpoint.processors
+    rule = f"the policy predicts chunks of {pi_config.chunk} actions, of which env.execute_steps are executed"
+    require(env.chunk == pi_config.chunk, "env.chunk", env.chunk, rule, f"set env.chunk={pi_config.chunk}")
+    for name, env_dim, policy_dim, scale, max_dim in (
+        ("proprio", env.proprio_dim, pi_config.state_dim, processors.state, pi_config.max_state_dim),
+        ("actions", env.action_dim, pi_config.action_dim, processors.action, pi_config.max_action_dim),
     ):
-        measured = f"its statistics are of {scale.size}, and at most {most} fit"
-        rule = f"the policy in {checkpoint.folder} is of a robot with {theirs}, {measured}"
-        fits = ours == theirs <= most and scale.size in (None, ours)
+        limits = f"its statistics are of {scale.size}, and at most {max_dim} fit"
+        rule = f"the policy in {checkpoint.folder} is of a robot with {policy_dim}, {limits}"
+        fits = env_dim == policy_dim <= max_dim and scale.size in (None, env_dim)
         action = "use another env, folder or dataset"
-        require(fits, f"{env.task}: numbers in {name}", ours, rule, action)
+        require(fits, f"{env.task}: numbers in {name}", env_dim, rule, action)
     rule = "training times are drawn of Beta(alpha, 1)"
-    require(own.beta[1] == 1.0, "config.json: time_sampling_beta_beta", own.beta[1], rule, "use 1.0")
+    require(pi_config.beta[1] == 1.0, "config.json: time_sampling_beta_beta", pi_config.beta[1], rule, "use 1.0")
 
 
 def _matched(checkpoint: Checkpoint, env: EnvSpec, options: PiOptions) -> dict[str, str]:
-    """Returns the env's camera for each of the policy's that has one."""
-    theirs = [name for name in checkpoint.config.cameras if "empty_camera_" not in name]
+    """Returns the env's camera of each policy camera that has one."""
+    policy_cameras = [name for name in checkpoint.config.cameras if "empty_camera_" not in name]
     rename = checkpoint.processors.rename
-    found = {_CAMERA + name.removeprefix(_CAMERA): camera for name, camera in options.cameras.items()}
-    if not found:
-        found = {rename.get(_CAMERA + camera, _CAMERA + camera): camera for camera in env.cameras}
-        if not set(found) & set(theirs):
-            found = dict(zip(theirs, env.cameras, strict=False))
+    matches = {_CAMERA + name.removeprefix(_CAMERA): camera for name, camera in options.cameras.items()}
+    if not matches:
+        matches = {rename.get(_CAMERA + camera, _CAMERA + camera): camera for camera in env.cameras}
+        if not set(matches) & set(policy_cameras):
+            matches = dict(zip(policy_cameras, env.cameras, strict=False))
     action = f"map the policy's cameras to the env's: {OPTIONS}.cameras={{<policy's>: <env's>}}"
-    rule = f"the policy sees {', '.join(name.removeprefix(_CAMERA) for name in theirs)}"
-    fits = set(found) <= set(theirs) and set(found.values()) == set(env.cameras)
+    rule = f"the policy sees {', '.join(name.removeprefix(_CAMERA) for name in policy_cameras)}"
+    fits = set(matches) <= set(policy_cameras) and set(matches.values()) == set(env.cameras)
     require(fits, "env.cameras", list(env.cameras), rule, action)
-    return found
+    return matches

@@ -1,10 +1,10 @@
-"""What lies between an env or a dataset and the network: images, prompts, state and actions; files as LeRobot's.
+"""Processing between env or dataset and network: images, prompts, state and actions, in LeRobot's file format.
 
     policy_preprocessor.json    rename, (relative actions,) normalise, prompt, tokenise     + statistics as safetensors
     policy_postprocessor.json   un-normalise, (absolute actions)                            + statistics as safetensors
 
-The order of the steps differs between the families' files; what they compute does not: actions become relative before
-they are normalised, and pi0.5's prompt holds the normalised state.
+The order of the steps differs between the families' files, but not the result: actions become relative before they are
+normalised, and pi0.5's prompt contains the normalised state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlinf_embodied.errors import CheckpointError
 
 _BACKBONE = "copy the files of the backbone's tokenizer there, or name their folder as policy.options.backbone"
 _PALIGEMMA, _SMOLVLM = "google/paligemma-3b-pt-224", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
-_OF_FAMILY = {  # the step that makes prompts, and the backbone whose tokenizer reads them
+_OF_FAMILY = {  # (step that builds prompts, backbone whose tokenizer encodes them)
     Family.pi0: ("pi0_new_line_processor", _PALIGEMMA),
     Family.pi05: ("pi05_prepare_state_tokenizer_processor_step", _PALIGEMMA),
     Family.smolvla: ("smolvla_new_line_processor", _SMOLVLM),
@@ -36,20 +36,20 @@ _OF_FAMILY = {  # the step that makes prompts, and the backbone whose tokenizer 
 _SHARED = {"device_processor", "rename_observations_processor", "to_batch_processor", "tokenizer_processor"}
 _SHARED |= {"normalizer_processor", "relative_actions_processor"}
 _KNOWN_AFTER = {"device_processor", "unnormalizer_processor", "absolute_actions_processor"}
-_STATE_EDGES = np.linspace(-1, 1, 256 + 1)[:-1]  # of the digits in pi0.5's prompt
+_STATE_EDGES = np.linspace(-1, 1, 256 + 1)[:-1]  # bins of the state in pi0.5's prompt
 
 
 # --------------------------------------------------------------------------------------------------------------- images
 def resized(images: Tensor, size: tuple[int, int], centred: bool) -> Tensor:
-    """Returns images [B, 3, H, W] in [0, 1] with their longer side fitted to (height, width), in [-1, 1].
+    """Resizes images [B, 3, H, W] in [0, 1] to fit (height, width), keeping their aspect ratio; returns [-1, 1].
 
-    Bilinear without antialiasing.  The border is -1: around the image (`centred`), or on its left and top.
+    Bilinear without antialiasing.  The padding is -1: around the image (`centred`), or on its left and top.
     """
     height, width = size
-    given_height, given_width = images.shape[-2:]
-    if (given_height, given_width) != (height, width):
-        ratio = max(given_width / width, given_height / height)
-        inner = int(given_height / ratio), int(given_width / ratio)
+    old_height, old_width = images.shape[-2:]
+    if (old_height, old_width) != (height, width):
+        ratio = max(old_width / width, old_height / height)
+        inner = int(old_height / ratio), int(old_width / ratio)
         images = F.interpolate(images, size=inner, mode="bilinear", align_corners=False)
         missing_height, missing_width = max(0, height - inner[0]), max(0, width - inner[1])
         left, top = (missing_width // 2, missing_height // 2) if centred else (missing_width, missing_height)
@@ -62,10 +62,10 @@ class PaddedTokenizer:
     """The tokenizer of a backbone; rows are padded on the right."""
 
     def __init__(self, folder: Path, max_length: int, longest: bool) -> None:
-        """Reads it; rows have max_length tokens or, with `longest`, as many as the longest of them.
+        """Reads the tokenizer; rows are padded to max_length tokens or, with `longest`, to the longest row.
 
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            CheckpointError: the tokenizer is missing or damaged.
         """
         try:
             self._tokenizer: Any = read_tokenizer(folder)
@@ -77,7 +77,7 @@ class PaddedTokenizer:
 
     @property
     def image_tokens(self) -> tuple[int, int]:
-        """The ids of the tokens around an image and of a whole image, of SmolVLM's tokenizer."""
+        """The token ids around an image and of a whole image in SmolVLM's tokenizer."""
         return (
             self._special("fake_image_token", "<fake_token_around_image>"),
             self._special("global_image_token", "<global-img>"),
@@ -91,15 +91,15 @@ class PaddedTokenizer:
         return number
 
     def __call__(self, prompts: Sequence[str], fixed: bool = False) -> tuple[Tensor, Tensor]:
-        """Returns ids int64 [B, L] and which of them are no padding, bool [B, L]; if `fixed`, L is max_length."""
+        """Returns ids int64 [B, L] and a mask bool [B, L], false at padding; if `fixed`, L is max_length."""
         padding = "longest" if self._longest and not fixed else "max_length"
-        how = {"padding": padding, "padding_side": "right", "truncation": True, "max_length": self._max_length}
-        found = self._tokenizer(list(prompts), return_tensors="pt", **how)
-        return found["input_ids"], found["attention_mask"].bool()
+        options = {"padding": padding, "padding_side": "right", "truncation": True, "max_length": self._max_length}
+        encoding = self._tokenizer(list(prompts), return_tensors="pt", **options)
+        return encoding["input_ids"], encoding["attention_mask"].bool()
 
 
 def prompt_for(family: Family, task: str, state: Tensor) -> str:
-    """Returns the text that a network was trained with, of an instruction and the normalised state [D]."""
+    """Returns the prompt of the training format for an instruction and the normalised state [D]."""
     if family is not Family.pi05:
         return task if task.endswith("\n") else task + "\n"
     digits = np.digitize(state.cpu().numpy(), bins=_STATE_EDGES) - 1
@@ -110,45 +110,45 @@ def prompt_for(family: Family, task: str, state: Tensor) -> str:
 # ---------------------------------------------------------------------------------------------------- state and actions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processors:
-    """What the files of a folder say; state and actions are in the units of the data, float32."""
+    """The processing of a folder's files; state and actions are in the units of the data, float32."""
 
     family: Family
     state: Normalisation
     action: Normalisation
     relative: RelativeActions = field(default_factory=RelativeActions)
     max_length: int = 48  # tokens of a prompt
-    longest: bool = False  # whether rows are padded to the longest one only
+    longest: bool = False  # whether rows are padded only to the longest one
     tokenizer_name: str = ""
-    rename: Mapping[str, str] = field(default_factory=dict)  # of a dataset's features to the policy's
+    rename: Mapping[str, str] = field(default_factory=dict)  # dataset's feature -> policy's feature
 
     @property
     def are_unmeasured(self) -> bool:
-        """Whether statistics are missing that the modes ask for, as in base models."""
+        """Whether statistics that the modes need are missing, as in base models."""
         return any(part.mode is not NormMode.identity and part.size is None for part in (self.state, self.action))
 
     def normalised_state(self, state: Tensor) -> Tensor:
-        """Returns what the network reads of a state [B, D]."""
+        """Returns the network's input for a state [B, D]."""
         return self.state.forward(state)
 
     def normalised_actions(self, actions: Tensor, state: Tensor) -> Tensor:
-        """Returns what the network is to predict for actions [B, C, A], seen from a state [B, D]."""
+        """Returns the network's targets for actions [B, C, A] from a state [B, D]."""
         if self.relative.enabled:
             actions = actions - self.relative.offset(state, actions.shape[2])
         return self.action.forward(actions)
 
     def robot_actions(self, normalised: Tensor, state: Tensor) -> Tensor:
-        """Returns actions of the robot [B, C, A], whose state was [B, D] when they were predicted."""
+        """Returns the robot's actions [B, C, A]; its state was [B, D] when they were predicted."""
         actions = self.action.inverse(normalised)
         return actions + self.relative.offset(state, actions.shape[2]) if self.relative.enabled else actions
 
     def prompts(self, tasks: Sequence[str], normalised_state: Tensor) -> list[str]:
-        """Returns the texts of B instructions and normalised states [B, D]."""
+        """Returns the prompts of B instructions and normalised states [B, D]."""
         return [prompt_for(self.family, task, row) for task, row in zip(tasks, normalised_state, strict=True)]
 
     def with_statistics(
         self, statistics: Mapping[str, Mapping[str, Tensor]], modes: Mapping[str, NormMode | None]
     ) -> Processors:
-        """Returns the processors with other statistics, and modes, of the features that are named."""
+        """Returns the processors with the given statistics and modes; other features keep theirs."""
         state, action = (
             Normalisation(part.name, modes.get(part.name) or part.mode, statistics.get(part.name, part.statistics))
             for part in (self.state, self.action)
@@ -158,21 +158,21 @@ class Processors:
 
 # ---------------------------------------------------------------------------------------------------------------- files
 def read_processors(folder: Path, config: PiConfig) -> Processors:
-    """Returns the processors of a folder; where it has none, those that config.json asks for, without statistics.
+    """Returns the processors of a folder; without files, those of config.json, which have no statistics.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or has a step that is unknown here.
+        CheckpointError: a file is missing or damaged, or has an unknown step.
     """
-    found = _defaults(config)
+    defaults = _defaults(config)
     if not (folder / f"{PRE}.json").is_file():
-        return found
+        return defaults
     steps = read_steps(folder, PRE, _SHARED | {_OF_FAMILY[config.family][0]})
     after = read_steps(folder, POST, _KNOWN_AFTER)
     try:
         token, joints = steps["tokenizer_processor"], steps.get("relative_actions_processor", {})
         names = joints.get("exclude_joints"), joints.get("action_names")
         return replace(
-            found,
+            defaults,
             state=read_normalisation(folder, steps["normalizer_processor"], STATE, "STATE"),
             action=read_normalisation(folder, after["unnormalizer_processor"], ACTION, "ACTION"),
             relative=RelativeActions.of(joints.get("enabled", False), *names),
@@ -217,15 +217,16 @@ def write_processors(folder: Path, config: PiConfig, processors: Processors) -> 
     }
     prompt = (_OF_FAMILY[own.family][0], {})
     tokens, normalise = ("tokenizer_processor", token), ("normalizer_processor", scaled(features))
-    turn = [] if own.family is Family.smolvla else [("relative_actions_processor", asdict(own.relative))]
-    back = [] if own.family is Family.smolvla else [("absolute_actions_processor", {"enabled": own.relative.enabled})]
-    start = [("rename_observations_processor", {"rename_map": dict(own.rename)}), ("to_batch_processor", {})]
-    ordered = [*turn, normalise, prompt, tokens, device]
+    relative = [] if own.family is Family.smolvla else [("relative_actions_processor", asdict(own.relative))]
+    enabled = {"enabled": own.relative.enabled}
+    absolute = [] if own.family is Family.smolvla else [("absolute_actions_processor", enabled)]
+    first = [("rename_observations_processor", {"rename_map": dict(own.rename)}), ("to_batch_processor", {})]
+    ordered = [*relative, normalise, prompt, tokens, device]
     if own.family is not Family.pi05:
-        ordered = [prompt, tokens, device, *turn, normalise]
+        ordered = [prompt, tokens, device, *relative, normalise]
     statistics = {
         f"{part.name}.{kind}": tensor for part in (own.state, own.action) for kind, tensor in part.statistics.items()
     }
     unnormalise = ("unnormalizer_processor", scaled({ACTION: features[ACTION]}))
-    write_steps(folder, PRE, [*start, *ordered], statistics)
-    write_steps(folder, POST, [unnormalise, *back, device], statistics)
+    write_steps(folder, PRE, [*first, *ordered], statistics)
+    write_steps(folder, POST, [unnormalise, *absolute, device], statistics)

@@ -247,7 +247,7 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
         (PARALLEL, replace(ENV, action_dim=7), "action statistics of 2 dimensions, but 7 are needed"),
         (PARALLEL, replace(ENV, features=ENV.features[1:]), r"env.cameras is \[\], but the policy sees"),
         (ONE_BY_ONE, ENV, r"env.chunk is 4, but autoregressive OpenVLA decides on one action at a time"),
-        ({**ONE_BY_ONE, "proprio": True}, ENV, r"policy.options.proprio is True, but only OpenVLA-OFT has such a part"),
+        ({**ONE_BY_ONE, "proprio": True}, ENV, r"policy.options.proprio is True, but only OpenVLA-OFT supports it"),
         (
             {**PARALLEL, "lora": {"rank": 4, "targets": ["q_prj"]}},
             ENV,

@@ -43,7 +43,7 @@ def test_a_process_full_of_memory_near_the_library_has_a_page_left() -> None:
         for step in range(1 << 24, (1 << 31) - (1 << 26), 1 << 22):  # a page in every 4 MB, on both sides
             for address in ((base + sign * step) & -page for sign in (-1, 1)):
                 with contextlib.suppress(OSError):
-                    flags = exact_reciprocals._PRIVATE_ANONYMOUS_THERE
+                    flags = exact_reciprocals._PRIVATE_ANONYMOUS_AT_ADDRESS
                     taken.append(exact_reciprocals._call("mmap", address, page, 0, flags, -1, 0))
         found = exact_reciprocals._page_near(base)
         taken.append(found)
