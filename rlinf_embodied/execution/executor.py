@@ -1,16 +1,16 @@
-"""Runs any plan of a workflow on a session; knows stages, edges and loops, and nothing of what they mean.
+"""Runs any plan of a workflow on a session; it knows stages, edges and loops, but not what the stages compute.
 
 The plan becomes a list of steps (planning/plan.py), which are submitted in order.  One iteration, for
 `env+policy on 0-1 > actor on 0-1`:
 
-    1. loop    every worker's blocks go round between opener and answerer (loops.py).
-    2. leaf    gets, block by block, what the edges into it brought; all workers of a collective stage start at once.
+    1. loop    the blocks of every worker alternate between opener and answerer (loops.py).
+    2. leaf    gets the data of its incoming edges block by block; all workers of a collective stage start together.
     3. weights go to the workers of a weight edge's target that do not share a process with its source.
 
-hosts.py says which worker has which blocks.  With a plan's staleness successive iterations overlap: ahead.py.
+hosts.py maps blocks to workers.  If a plan has a staleness, successive iterations overlap (ahead.py).
 
 The driver holds references; values move only between the workers that need them, or stay where they are.  Stages that
-may not be in a device's memory together are switched by their worker, when one of them is called (runtime/host.py).
+may not be in a device's memory together are switched by their worker when one of them is called (runtime/host.py).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Executor:
         self._hosts = Hosts(workflow, plan, cluster)
         self._loops = Loops(workflow, self._hosts, session)
         self._repeated, self._steps = repeated(schedule(plan.items, workflow), workflow)
-        self._have_all: set[WeightEdge] = set()  # edges of changes whose receivers have the last message's version
+        self._have_all: set[WeightEdge] = set()  # edges with `changes` whose receivers have the last published version
         self.ahead = Ahead(self) if plan.staleness else None
         session.start([worker_spec(cluster, device) for device in plan.devices()])
         self.facts: dict[str, list[object]] = {}
         start = time.time()
         for name in workflow.order():
             self.facts[name] = session.add_stage(workflow.stages[name], self._hosts.contexts(name))
-        self.setup_s = time.time() - start  # waits for the workers to start, too
+        self.setup_s = time.time() - start  # includes the start of the workers
 
     @classmethod
     def on_all_devices(cls, workflow: Workflow, session: Session, cluster: Cluster) -> Executor:
@@ -65,8 +65,8 @@ class Executor:
     def run(self, step_context: StepContext, follow: Follow = _FOLLOW) -> IterationResult:
         """Runs one iteration of the workflow and returns when its weights are installed.
 
-        `follow` says what comes after it, where the plan has later iterations begin before it ends.  Raises as
-        Session.fetch, and so does all that follows.
+        `follow` describes the next iterations, which a plan with a staleness begins before this one ends.  Like the
+        methods below, it raises the errors of Session.fetch.
         """
         if self.ahead is not None:
             return self.ahead.run(step_context, follow)
@@ -77,21 +77,21 @@ class Executor:
         return state.result
 
     def run_stages(self, stages: Sequence[str], state: Iteration) -> None:
-        """Submits the calls of these stages in an iteration; what is repeated comes first."""
+        """Submits the calls of these stages in an iteration; repeated stages come first."""
         if self._repeated and self._repeated[0].stages[0] in stages:
             assert self.workflow.repeat is not None
             self._run_rounds(self.workflow.repeat, state)
         self._run_steps([step for step in self._steps if step.stages[0] in stages], state)
 
     def collect_receipts(self, state: Iteration) -> None:
-        """Waits for everything that was submitted of an iteration, and files its reports and spans."""
-        where, result = f"iteration {state.step_context.iteration} of {self.workflow.name}", state.result
+        """Waits for all submitted calls of an iteration, and collects their reports and spans."""
+        what, result = f"iteration {state.step_context.iteration} of {self.workflow.name}", state.result
         by_stage: dict[str, list[object]] = {}
         for stage, refs in state.receipts:
-            receipts = of_type(self._session.fetch(refs, f"{stage} in {where}"), Receipt)
+            receipts = of_type(self._session.fetch(refs, f"{stage} in {what}"), Receipt)
             by_stage.setdefault(stage, []).extend(receipt.report for receipt in receipts)
             result.spans += [span for receipt in receipts for span in receipt.spans]
-        for receipt in of_type(self._session.fetch(state.timings, where), Receipt):
+        for receipt in of_type(self._session.fetch(state.timings, what), Receipt):
             result.spans += receipt.spans
         for stage, reports in by_stage.items():
             result.reports.setdefault(stage, []).append(reports)
@@ -107,7 +107,7 @@ class Executor:
                 self._loops.run(loop, step.shards, state)
 
     def _run_rounds(self, repeat: Repeat, state: Iteration) -> None:
-        """Runs what comes before a stage, round by round: within a round on its own data, the stage then has all."""
+        """Runs the repeated stages round by round, each on its own data; later stages get the data of all rounds."""
         before, gathered = state.step_context, state.outputs
         for number in range(repeat.max_rounds):
             state.step_context, state.outputs = replace(before, round=number), {}
@@ -122,7 +122,7 @@ class Executor:
         state.step_context, state.outputs = replace(before, message=decision.message), gathered
 
     def _enter(self, stages: Sequence[str], state: Iteration) -> None:
-        """Has workers switch as soon as the turn before is over, not only when the inputs of the next one arrive."""
+        """Makes workers switch stages after the previous call, instead of when the inputs of the next one arrive."""
         for stage in stages:
             call = Call(stage, "enter", state.step_context)
             answers = self._session.submit([(worker, call, []) for worker in self._hosts.switching(stage)])
@@ -137,9 +137,9 @@ class Executor:
         step_context = replace(state.step_context, chunk=step.chunk, num_chunks=step.num_chunks)
         sources, keep = self.workflow.sources(stage), self._hosts.stays[stage]
         calls = []
-        for worker, own in self._hosts.blocks[stage].items():
-            blocks = tuple(block for block in own if block in chunk)
-            if not blocks:  # of a stage whose workers own whole sets
+        for worker, owned in self._hosts.blocks[stage].items():
+            blocks = tuple(block for block in owned if block in chunk)
+            if not blocks:  # batches of several blocks have one owner, so a worker may have no block of a chunk
                 continue
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
             call = Call(stage, "run", step_context, blocks, len(inputs) // len(blocks), keep)
@@ -150,15 +150,15 @@ class Executor:
     def call(
         self, stage: str, method: str, step_context: StepContext, argument: object = None, payloads: Sequence[Ref] = ()
     ) -> list[object]:
-        """Calls a method on every worker of a stage at once and returns their answers in order of rank.
+        """Calls a method on all workers of a stage concurrently and returns their answers in order of rank.
 
-        `payloads` follow the argument: what other stages published, which the driver does not read.
+        `payloads` are passed after the argument: references to data of other stages, which the driver does not read.
         """
         answers = self._submit_to_all(Call(stage, method, step_context, argument=argument), payloads)
         return [receipt.report for receipt in self._receipts(answers, f"{stage}.{method}")]
 
     def publish(self, stage: str, method: str, step_context: StepContext, argument: object = None) -> list[Ref]:
-        """Calls a method on every worker of a stage at once and returns references to their answers, by rank."""
+        """Calls a method on all workers of a stage concurrently and returns references to their answers, by rank."""
         answers = self._submit_to_all(Call(stage, method, step_context, argument=argument, publishes=True))
         self._receipts(answers, f"{stage}.{method}")
         return [ref for ref, _ in answers]
@@ -171,11 +171,11 @@ class Executor:
         return of_type(self._session.fetch([refs[-1] for refs in answers], what), Receipt)
 
     # ------------------------------------------------------------------------------------------------------ weights
-    # The driver hands on a reference: it never holds the weights, and a node gets one copy for all of its workers.
+    # The driver passes references on: it never holds the weights, and a node gets one copy for all of its workers.
     def sync_weights(self, state: Iteration | None = None, made: Mapping[str, Ref] | None = None) -> None:
-        """Sends weights along all edges, to workers that do not share them: those `made`, by stage, or exported now.
+        """Sends weights along all edges to workers that do not share them: `made`, by stage, or exported now.
 
-        Without a `state`, that of an iteration, all are sent, also along edges of changes.
+        `state` is the running iteration.  Without one, complete weights are sent even along edges with `changes`.
         """
         step_context, owners = state.step_context if state else StepContext(0), self._hosts.owners
         for edge in self.workflow.weight_edges:
@@ -191,9 +191,9 @@ class Executor:
                 self.install(weights, edge.target, receivers, step_context, state)
 
     def export(self, source: str, step_context: StepContext, follows: bool | None = None) -> tuple[Ref, Ref]:
-        """Has a stage publish its weights, behind the calls that it was given; returns them, and the receipt.
+        """Submits a call that publishes a stage's weights, after its earlier calls; returns weights and receipt.
 
-        `follows` is for edges of changes: whether the receivers have what was published for them before.
+        `follows` is for edges with `changes`: whether the receivers have the previously published version.
         """
         call = Call(source, "export_weights", step_context, argument=follows, publishes=True)
         ((weights, receipt),) = self._session.submit([(self.workers(source)[0], call, [])])
@@ -207,9 +207,9 @@ class Executor:
         step_context: StepContext,
         state: Iteration | None = None,
     ) -> None:
-        """Has published weights installed in workers of a stage, behind the calls that these were given.
+        """Submits calls that install published weights in workers of a stage, after their earlier calls.
 
-        These verify version and checksum.  Without a `state`, which collects the receipts, it is waited for here.
+        The workers verify version and checksum.  Without a `state`, which collects the receipts, this waits for them.
         """
         call = Call(target, "install_weights", step_context)
         answers = self._session.submit([(worker, call, [weights]) for worker in receivers])

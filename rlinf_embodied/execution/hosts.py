@@ -1,7 +1,7 @@
-"""Which workers host the stages of a workflow and their blocks, as a plan says, and what leaves its worker.
+"""Maps the stages of a plan and their blocks to workers, and decides which data leaves its worker.
 
-Data that is consumed only in the worker that made it stays there, by reference.  All other data goes through the object
-store of a node, packed as numpy, and from there to the stores of other nodes.
+Data that is consumed only in the worker that produced it stays there, by reference.  All other data goes through the
+object store of a node, packed as numpy, and from there to the stores of other nodes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rlinf_embodied.workflow.graph import Workflow
 def shards_of(blocks: tuple[int, ...], num_shards: int) -> tuple[tuple[int, ...], ...]:
     """Returns `blocks` in `num_shards` shards, round robin.
 
-    Contiguous pieces of an opener's blocks would fall to single workers of the answerer, which owns other contiguous
-    blocks: its other workers would idle during that shard.  Round robin, both sides have an even part of every shard.
+    With contiguous shards, a shard's blocks would belong to few workers of each side, and the others would idle.  Round
+    robin, every worker of both sides has an even part of every shard.
     """
     return tuple(tuple(block for block in blocks if block % num_shards == k) for k in range(num_shards))
 
@@ -35,22 +35,22 @@ class Hosts:
             blocks: dict[int, list[int]] = {worker: [] for worker in sorted(set(owners))}
             for block, worker in enumerate(owners):
                 blocks[worker].append(block)
-            self.blocks[stage] = {worker: tuple(own) for worker, own in blocks.items()}
+            self.blocks[stage] = {worker: tuple(owned) for worker, owned in blocks.items()}
         self.fused = {name for name, loop in workflow.loops.items() if plan.is_fused(loop, workflow)}  # one call each
         self.stays = {stage: self._staying(stage) for stage in workflow.stages}  # blocks that do not leave their worker
         read = {edge.source for edge in workflow.edges}
-        for loop in (workflow.loops[name] for name in self.fused):  # one call keeps the same blocks of all its sides
+        for loop in (workflow.loops[name] for name in self.fused):  # one call keeps the same blocks of both sides
             kept = [self.stays[side] for side in loop.sides if side in read]
             self.stays |= dict.fromkeys(loop.sides, frozenset.intersection(*kept) if kept else frozenset())
 
     def _staying(self, stage: str) -> frozenset[int]:
-        """Returns the blocks of a stage whose data is consumed only where it was made."""
+        """Returns the blocks of a stage whose data is consumed only in the worker that produces it."""
         consumers = [self.owners[edge.target] for edge in self._workflow.edges if edge.source == stage]
         owners: Sequence[int] = self.owners[stage] if consumers else ()
-        return frozenset(b for b, maker in enumerate(owners) if all(where[b] == maker for where in consumers))
+        return frozenset(b for b, owner in enumerate(owners) if all(targets[b] == owner for targets in consumers))
 
     def switching(self, stage: str) -> list[int]:
-        """Returns the workers of a stage that host another one which must leave the device's memory for it."""
+        """Returns the workers of a stage that also host a stage which excludes it from the device's memory."""
         return [worker for worker in self.blocks[stage] if self._excluded(stage, worker)]
 
     def contexts(self, name: str) -> list[StageContext]:

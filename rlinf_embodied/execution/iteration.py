@@ -1,4 +1,4 @@
-"""An iteration: what the executor holds of it while it is under way, and what remains."""
+"""The state of an iteration while it runs, and its result."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _Report = TypeVar("_Report")
 
 @runtime_checkable
 class Finishes(Protocol):
-    """What a stage with long tails (StageSpec.at_once) reports of a call."""
+    """A report of a stage with long tails (StageSpec.at_once)."""
 
     finish_s: Mapping[int, float]  # seconds after the call's start at which each block was finished
 
 
 @dataclass(slots=True)
 class IterationResult:
-    """What the driver sees of an iteration: reports by stage (a list per round, in order of workers), and spans."""
+    """The result of an iteration: reports by stage (a list per round, in order of workers), and spans."""
 
     reports: dict[str, list[list[object]]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
-    staleness: int = 0  # versions by which the weights that made its data were behind those that it trained
+    staleness: int = 0  # versions by which the weights of its rollouts were older than those that it trained
 
     def all_of(self, stage: str, kind: type[_Report]) -> list[_Report]:
         """Returns a stage's reports of all rounds, which are of this type."""
@@ -35,7 +35,7 @@ class IterationResult:
 
 @dataclass(slots=True)
 class Iteration:
-    """What is under way: references by stage and block, receipts still to be fetched, and what is known already."""
+    """A running iteration: references by stage and block, receipts still to be fetched, and the result so far."""
 
     step_context: StepContext
     outputs: dict[str, dict[int, list[Ref]]] = field(default_factory=dict)
@@ -44,11 +44,11 @@ class Iteration:
     result: IterationResult = field(default_factory=IterationResult)
 
     def note(self, stage: str, calls: Sequence[tuple[int, Call, object]], answers: Sequence[Sequence[Ref]]) -> None:
-        """Files block results of calls as the outputs of their makers, and the receipts for later."""
+        """Records the block results of calls as outputs of their stages, and the receipts, to be fetched later."""
         for (_, call, _), (*refs, _) in zip(calls, answers, strict=True):
-            made = iter(refs)
-            for maker in call.makers:
-                outputs = self.outputs.setdefault(maker, {})
+            results = iter(refs)
+            for stage_name in call.makers:
+                outputs = self.outputs.setdefault(stage_name, {})
                 for block in call.blocks:
-                    outputs.setdefault(block, []).append(next(made))
+                    outputs.setdefault(block, []).append(next(results))
         self.receipts.append((stage, [refs[-1] for refs in answers]))

@@ -1,12 +1,12 @@
-"""Has the calls of a loop submitted: blocks go round between opener and answerer.
+"""Submits the calls of a loop, in which blocks alternate between opener and answerer.
 
-    run_fused      both sides live in the same workers              one call per worker
-    run_stepwise   each opener's worker has one that answers it     one call per answerer's worker, which calls the
+    run_fused      both sides are in the same workers               one call per worker
+    run_stepwise   one answerer's worker per opener's worker        one call per answerer's worker, which calls the
                                                                     opener's (runtime/relay.py)
                    otherwise                                        a call per chunk-step, shard and worker, submitted
                                                                     all at once
 
-Always shard by shard, so that one shard's simulator runs while the other's policy does.
+Calls are made shard by shard, so that one shard's simulator runs while the policy acts for another one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rlinf_embodied.workflow.graph import Loop, Workflow
 
 
 def repeated(steps: tuple[Step, ...], workflow: Workflow) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """Returns the steps of a plan that a repeat runs again, and those behind them."""
-    again = workflow.repeated()
-    inside = tuple(step for step in steps if again.issuperset(step.stages))
-    assert inside == steps[: len(inside)], "the stage behind a repeat is called once, after all that reaches it"
+    """Returns the steps of a plan that a repeat runs again, and those after them."""
+    stages = workflow.repeated()
+    inside = tuple(step for step in steps if stages.issuperset(step.stages))
+    assert inside == steps[: len(inside)], "repeated steps must come first"
     return inside, steps[len(inside) :]
 
 
@@ -38,7 +38,7 @@ class Loops:
         self._workflow, self._hosts, self._session = workflow, hosts, session
 
     def run(self, loop: Loop, num_shards: int, state: Iteration) -> None:
-        """Submits all calls of a loop, whose opener takes the data of the stages before it."""
+        """Submits all calls of a loop; its opener gets the data of upstream stages."""
         sources = [source for source in self._workflow.sources(loop.opener) if source not in loop.sides]
         blocks = range(self._workflow.num_blocks)
         given = {block: [ref for source in sources for ref in state.outputs[source][block]] for block in blocks}
@@ -62,7 +62,7 @@ class Loops:
     def _run_stepwise(
         self, loop: Loop, given: Mapping[int, list[Ref]], shards: Sequence[set[int]], state: Iteration
     ) -> None:
-        """Submits a loop as calls of a chunk-step, a shard and a worker, or as one that relays to each answerer."""
+        """Submits a loop as one call per chunk-step, shard and worker, or one relaying call per answerer's worker."""
         messages: dict[int, list[Ref]] = {}
         for shard in shards:
             messages |= self._exchange(loop.opener, "open", shard, given, state)
@@ -89,8 +89,8 @@ class Loops:
     ) -> tuple[dict[int, list[Ref]], dict[int, list[Ref]]]:
         """Submits all chunk-steps as one call to each of the answerer's workers (runtime/relay.py).
 
-        Returns by block the opener's last message, and what is there when the opener's steps are over: its `close` has
-        to come after them, although they are not the driver's calls.
+        Returns by block the opener's last message, and a reference that is ready when the opener's steps are over.  Its
+        `close` depends on the latter, since these steps are not the driver's calls.
         """
         calls = []
         for worker, shards in relayed.items():
@@ -119,11 +119,11 @@ class Loops:
         state: Iteration,
         step_context: StepContext | None = None,
     ) -> dict[int, list[Ref]]:
-        """Submits a call of a loop's stage for a shard to all workers that hold blocks of it; returns its results."""
+        """Submits a call of one side for a shard to all workers that own blocks of it; returns its results by block."""
         keep = self._hosts.stays[stage] if method == "close" else frozenset()
         calls = []
-        for worker, own in self._hosts.blocks[stage].items():
-            blocks = tuple(block for block in own if block in shard)
+        for worker, owned in self._hosts.blocks[stage].items():
+            blocks = tuple(block for block in owned if block in shard)
             if blocks:
                 payloads = [ref for block in blocks for ref in inputs.get(block, ())]
                 at, count = step_context or state.step_context, len(payloads) // len(blocks)

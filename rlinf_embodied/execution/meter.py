@@ -1,6 +1,6 @@
-"""What a profile needs of the workers besides times: memory, and the bytes that leave them.
+"""Measures the memory of workers and the bytes that leave them, for a profile.
 
-MeteredSession stands between an executor and a session; Meter is a stage that it adds to each worker.
+MeteredSession is a wrapper of a session; Meter is a stage that it adds to each worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A worker at one moment: bytes of its device in use, and at most since the last reset; seconds since its start."""
+    """A worker's memory and CPU time: bytes in use, their peak since the last reset, CPU seconds since its start."""
 
     used_bytes: float
     peak_bytes: float
@@ -31,7 +31,7 @@ class Reading:
 
 
 class Meter:
-    """A stage that reads its worker's memory (of its accelerator, or resident pages of its process) ."""
+    """A stage that reads its worker's memory: of its accelerator, or the resident pages of its process."""
 
     def __init__(self, config: None) -> None:
         pass
@@ -41,7 +41,7 @@ class Meter:
         self._of_device = devices.is_accelerator(context.device)
 
     def reset(self, step_context: StepContext) -> None:
-        """Starts a new maximum."""
+        """Resets the peak."""
         if self._of_device:
             devices.reset_peak(self._device)
         elif _CLEAR.exists():
@@ -57,7 +57,7 @@ class Meter:
         return Reading(used, max(used, peak), cpu)
 
     def peak(self, step_context: StepContext) -> float:
-        """Returns the maximum since the last one, and starts a new one."""
+        """Returns the peak since the last reset, and resets it."""
         peak_bytes = self.read(step_context).peak_bytes
         self.reset(step_context)
         return peak_bytes
@@ -67,16 +67,16 @@ METER = StageSpec("profiler.meter", f"{__name__}.Meter", None)
 
 
 class MeteredSession:
-    """A session that measures what passes through it, and otherwise is the one inside."""
+    """A session that measures the calls it passes on to another session."""
 
     def __init__(self, inner: Session) -> None:
         self._inner = inner
         self._devices: dict[int, str] = {}
-        self.empty: dict[int, Reading] = {}  # of each worker, before it had these stages
-        self._first: dict[int, float] = {}  # bytes of each worker, before it had any
-        self.start_bytes: dict[int, float] = {}  # the same of its process; 0 on an accelerator, which others use, too
-        self.overhead: dict[int, float] = {}  # bytes that each keeps of its first stages: libraries, contexts
-        self.grown: dict[str, dict[int, float]] = {}  # bytes by which setting up a stage made each worker larger
+        self.empty: dict[int, Reading] = {}  # of each worker, before the present stages were built
+        self._first: dict[int, float] = {}  # bytes of each worker, before it had any stages
+        self.start_bytes: dict[int, float] = {}  # the same of a process; 0 on an accelerator, which others use as well
+        self.overhead: dict[int, float] = {}  # bytes that each keeps after its first stages: libraries, contexts
+        self.grown: dict[str, dict[int, float]] = {}  # growth of each worker by setting up a stage, in bytes
         self._recorded: list[tuple[Call, int, Ref, Ref]] = []  # calls, workers, receipts and peaks, while `recording`
         self.recording = False
 
@@ -85,7 +85,7 @@ class MeteredSession:
 
     @property
     def relays(self) -> bool:
-        """While it records, the messages of loops pass the driver's calls, which count their bytes."""
+        """False while it records: the messages of loops then go through the driver's calls, which count their bytes."""
         return self._inner.relays and not self.recording
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
@@ -94,7 +94,7 @@ class MeteredSession:
         self.restart()
 
     def restart(self) -> None:
-        """Builds the meters of all workers so far, which have no other stages, and reads them."""
+        """Builds a meter in each worker, none of which has other stages, and reads it."""
         self._inner.add_stage(
             METER, [solo_context((0,), device, worker=worker) for worker, device in self._devices.items()]
         )
@@ -103,12 +103,12 @@ class MeteredSession:
             if worker in self._first:
                 self.overhead.setdefault(worker, max(0.0, reading.used_bytes - self._first[worker]))
             self._first.setdefault(worker, reading.used_bytes)
-            own = 0.0 if devices.is_accelerator(self._devices[worker]) else reading.used_bytes
-            self.start_bytes.setdefault(worker, own)
+            used = 0.0 if devices.is_accelerator(self._devices[worker]) else reading.used_bytes
+            self.start_bytes.setdefault(worker, used)
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
-        """Builds a stage and notes what its workers grew by."""
-        before = self.readings() if not contexts[0].exclusive else self.empty  # the others have left
+        """Builds a stage and records the growth of its workers."""
+        before = self.readings() if not contexts[0].exclusive else self.empty  # the other stages are offloaded
         facts = self._inner.add_stage(spec, contexts)
         after = self.readings()
         grown = {c.worker: after[c.worker].used_bytes - before[c.worker].used_bytes for c in contexts}
@@ -116,7 +116,7 @@ class MeteredSession:
         return facts
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """Submits, and while it records has the bytes of results counted, and each call's peak of memory read."""
+        """Submits calls; while it records, the bytes of results are counted and each call's memory peak is read."""
         if not self.recording:
             return self._inner.submit(calls, collective)
         answers = self._inner.submit([(w, replace(c, counts_bytes=True), p) for w, c, p in calls], collective)
@@ -131,14 +131,14 @@ class MeteredSession:
         self._inner.clear()
 
     def forget(self) -> None:
-        """Forgets what was recorded, and starts new maxima in every worker."""
+        """Discards the records, and resets the peaks of all workers."""
         self._recorded = []
         self.ask(list(self._devices), METER.name, "reset")
 
     def ask(
         self, workers: Sequence[int], stage: str, method: str, iteration: int = 0, payloads: Sequence[Ref] = ()
     ) -> list[object]:
-        """Returns what a stage answers in each of these workers."""
+        """Calls a method of a stage in each of these workers and returns the answers."""
         calls = [(worker, Call(stage, method, StepContext(iteration)), payloads) for worker in workers]
         receipts = self._inner.fetch([refs[-1] for refs in self._inner.submit(calls)], f"{stage}.{method}")
         return [receipt.report for receipt in of_type(receipts, Receipt)]
@@ -149,32 +149,32 @@ class MeteredSession:
         return time.perf_counter() - start
 
     def publish(self, worker: int, stage: str, method: str, iteration: int) -> tuple[Ref, int]:
-        """Returns a reference to what a stage of one worker answers, as soon as it is there, and its bytes."""
+        """Calls a method of a stage in one worker; returns a reference to its result and the result's bytes."""
         call = Call(stage, method, StepContext(iteration), publishes=True, counts_bytes=True)
         ((value, ref),) = self._inner.submit([(worker, call, [])])
         (receipt,) = of_type(self._inner.fetch([ref], f"{stage}.{method}"), Receipt)
         return value, receipt.num_bytes[0]
 
     def readings(self) -> dict[int, Reading]:
-        found = self.ask(list(self._devices), METER.name, "read")
-        return dict(zip(self._devices, of_type(found, Reading), strict=True))
+        readings = self.ask(list(self._devices), METER.name, "read")
+        return dict(zip(self._devices, of_type(readings, Reading), strict=True))
 
     def peaks(self) -> dict[tuple[str, int], float]:
-        """Returns by stage and worker the most bytes that the worker had in use in any recorded call of the stage."""
+        """Returns by stage and worker the peak bytes of the worker over all recorded calls of the stage."""
         receipts = self._inner.fetch([ref for *_, ref in self._recorded], f"{METER.name}.peak")
-        found: dict[tuple[str, int], float] = {}
+        peaks: dict[tuple[str, int], float] = {}
         for (call, worker, *_), receipt in zip(self._recorded, of_type(receipts, Receipt), strict=True):
             assert isinstance(receipt.report, float)
-            for stage in call.makers if call.method != "enter" else ():  # before it others are in memory
-                found[stage, worker] = max(found.get((stage, worker), 0.0), receipt.report)
-        return found
+            for stage in call.makers if call.method != "enter" else ():  # before `enter`, other stages are in memory
+                peaks[stage, worker] = max(peaks.get((stage, worker), 0.0), receipt.report)
+        return peaks
 
     def bytes_per_block(self) -> dict[tuple[str, str], int]:
-        """Returns by stage and method the bytes of a result for one block (the largest), over all recorded calls."""
-        found: dict[tuple[str, str], int] = {}
+        """Returns by stage and method the bytes of the largest result for one block, over all recorded calls."""
+        sizes: dict[tuple[str, str], int] = {}
         receipts = of_type(self._inner.fetch([ref for _, _, ref, _ in self._recorded], "receipts"), Receipt)
         for (call, *_), receipt in zip(self._recorded, receipts, strict=True):
             for maker, size in zip(call.makers, receipt.num_bytes, strict=False):
                 key = maker, "close" if call.method == "loop" else call.method
-                found[key] = max(found.get(key, 0), size)
-        return found
+                sizes[key] = max(sizes.get(key, 0), size)
+        return sizes

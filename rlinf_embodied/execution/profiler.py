@@ -1,10 +1,10 @@
 """Measures the real stages of a workflow in real workers, by running a few small plans (planning/probes.py).
 
-    for each probe    build its stages -> a short iteration (what is done once is done then) -> some iterations
-                      spans -> seconds, meters -> memory and cores, answers -> bytes per edge; then all is forgotten
+    for each probe    build its stages -> a short iteration to warm up -> some iterations
+                      spans -> seconds, meters -> memory and cores, answers -> bytes per edge; then stages are dropped
     at the end        a profile
 
-Iterations of a profile train a copy of the policy: the stages are built for it and dropped behind it.
+Iterations of a profile train a copy of the policy: its stages are built for the profile and dropped afterwards.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from rlinf_embodied.workflow.graph import Workflow
 ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 4  # of what is measured and how
+_VERSION = 4  # of the method of measurement
 _MOST_REPETITIONS = 5
-_PATIENCE = 8  # times the budget, that probes may take to run as much as stands for all
-_LONGEST = 20  # times the budget, that all probes may take; what is left is built for its memory, and not run
+_PATIENCE = 8  # multiple of the budget that probes may take until their shortened runs represent whole ones
+_LONGEST = 20  # multiple of the budget that all probes may take; later ones are built to measure memory, but not run
 _WARM_STEPS = 2  # chunk-steps of the first iterations
 
 
 def fingerprint(cluster: Cluster, parts: Mapping[str, object]) -> dict[str, str]:
-    """Returns what a profile is valid for: this hardware, these libraries, the given parts of the config, and code."""
+    """Returns the conditions of a profile's validity: hardware, libraries, the given parts of the config, and code."""
     hardware = f"{platform.machine()} {processor()}, {cluster.num_cores} cores, {cluster.description}"
     libraries = ("python", "torch", "ray", "mani_skill", "sapien", "numpy", "transformers")
     versions = {k: v for k, v in library_versions().items() if k in libraries}
@@ -63,7 +63,7 @@ def fingerprint(cluster: Cluster, parts: Mapping[str, object]) -> dict[str, str]
 
 
 def cached_path(root: str, name: str, key: Mapping[str, str]) -> Path:
-    """Returns where the profile of a fingerprint is kept; RLINF_EMBODIED_CACHE moves `root`."""
+    """Returns the path of a fingerprint's cached profile; RLINF_EMBODIED_CACHE overrides `root`."""
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
     return cache_root(root) / "profiles" / f"{name}-{digest}.json"
 
@@ -85,8 +85,8 @@ def measure(
 ) -> Profile:
     """Returns the profile of a workflow on a cluster; the session's workers are left without stages.
 
-    Its stages are built several times.  `key` is what the profile is valid for, see `fingerprint`; `budget_s` are
-    seconds for the repetitions: rollouts are shortened accordingly, to no less than a quarter.
+    Its stages are built several times.  `key` is the profile's `fingerprint`; `budget_s` are the seconds for
+    repetitions: rollouts are shortened accordingly, to no less than a quarter.
     """
     start, planned = time.time(), probes.probes(workflow, cluster)
     profiling = _Profiling(workflow, session, cluster, planned, budget_s)
@@ -106,12 +106,12 @@ class _Grown:
     cell: Cell
     worker: int
     grown: float
-    shares: bool  # whether the other end of its weights was there before
-    first: bool  # whether the worker had no stages before, so that it holds libraries and contexts since then
+    shares: bool  # whether the worker already had the other end of its weight edge
+    first: bool  # whether the worker had no stages before, so that the growth includes libraries and contexts
 
 
 class _Profiling:
-    """Runs probes and files what they show."""
+    """Runs probes and records their measurements."""
 
     def __init__(
         self, workflow: Workflow, session: Session, cluster: Cluster, planned: Sequence[Probe], budget_s: float
@@ -124,10 +124,10 @@ class _Profiling:
         self.measured = probes.Measurements(workflow)
 
     def run(self, probe: Probe) -> None:
-        """Measures a probe; where a device does not hold all of its stages, they switch.
+        """Measures a probe; if a device is too small for all of its stages, they are offloaded in turn.
 
         Raises:
-            NoRoomError: there is no room even so, for no probe so far; names what was without room first.
+            NoRoomError: the first probe does not fit even so; the message names the stage that failed first.
         """
         try:
             return self._run(probe)
@@ -145,21 +145,21 @@ class _Profiling:
         self._metered.clear()
         executor = Executor(probe.workflow, probe.plan, cast(Session, self._metered), self._cluster)
         before, started = self._metered.readings(), time.perf_counter()
-        found, short = self._effort.measure(probe, functools.partial(self._iterate, executor))
+        iterations, short = self._effort.measure(probe, functools.partial(self._iterate, executor))
         seconds = time.perf_counter() - started
-        if found:
-            self._file(probe, found, short)
-        self._file_memory(probe, executor, before, seconds)
-        if found and not probe.kind:
-            self._count_bytes(found[0].run)
+        if iterations:
+            self._record(probe, iterations, short)
+        self._record_memory(probe, executor, before, seconds)
+        if iterations and not probe.kind:
+            self._count_bytes(iterations[0].run)
             self._time_switches(probe, executor)
             self._time_weights(probe, executor)
 
     def finish(self) -> None:
-        """Takes the wire's share from the times of weights, and forgets all stages."""
+        """Subtracts the transfer time from the times of weights, and drops all stages."""
         measured, cluster = self.measured, self._cluster
         self._metered.clear()
-        self._file_residents()
+        self._record_residents()
         self._session.clear()
         for ends, (sender, receiver) in self._took.items():
             weights = measured.weights[ends]
@@ -178,7 +178,7 @@ class _Profiling:
         }
 
     def _iterate(self, executor: Executor, run: Workflow, number: int, record: bool = False) -> Iteration:
-        """Runs an iteration; what leaves workers and their peaks of memory are recorded, instead of others' records."""
+        """Runs an iteration; with `record`, bytes and memory peaks are recorded and replace earlier records."""
         if record:
             self._metered.forget()
         self._metered.recording = record
@@ -193,29 +193,29 @@ class _Profiling:
         }
         return Iteration(run, result.spans, seconds, run.rounds(result.reports), finishes)
 
-    def _file(self, probe: Probe, found: Sequence[Iteration], short: Iteration | None) -> None:
-        """Files the seconds of a probe's iterations."""
-        measured, whole, run = self.measured, self._workflow, found[0].run
+    def _record(self, probe: Probe, iterations: Sequence[Iteration], short: Iteration | None) -> None:
+        """Records the seconds of a probe's iterations."""
+        measured, whole, run = self.measured, self._workflow, iterations[0].run
         measured.chunk_steps = max((loop.chunk_steps for loop in run.loops.values()), default=1)
         is_whole = (run.num_blocks, run.loops, run.repeat) == (whole.num_blocks, whole.loops, whole.repeat)
-        for one in found:
-            measured.rounds += [max(one.rounds.values())] if one.rounds and is_whole else []
-            for stage, finishes in one.finishes.items():
+        for iteration in iterations:
+            measured.rounds += [max(iteration.rounds.values())] if iteration.rounds and is_whole else []
+            for stage, finishes in iteration.finishes.items():
                 measured.stages[stage].finishes += finishes
-            measured.add(probe, probes.sample(probe, whole, one, short))
+            measured.add(probe, probes.sample(probe, whole, iteration, short))
 
-    def _file_residents(self) -> None:
-        """Files resident bytes without those that a worker keeps, which its first stages loaded in their order.
+    def _record_residents(self) -> None:
+        """Records resident bytes without a worker's overhead, which its first stages loaded in their order.
 
-        These, and what its process held before, come on top of every call's working bytes, of which a device has the
-        largest only.
+        The overhead, and what the process held before, are added to the working bytes of every call instead, of which
+        a device counts only the largest.
         """
         self._metered.restart()
         overhead = self._metered.overhead
-        left = dict(overhead)
+        remaining = dict(overhead)
         for one in self._grown:
-            taken = min(one.grown, left[one.worker]) if one.first else 0.0
-            left[one.worker] -= taken
+            taken = min(one.grown, remaining[one.worker]) if one.first else 0.0
+            remaining[one.worker] -= taken
             profile = self.measured.stages[one.stage]
             table = profile.sharing if one.shares else profile.resident
             table[one.cell] = max(table.get(one.cell, 0.0), one.grown - taken)
@@ -223,11 +223,11 @@ class _Profiling:
         for profile in self.measured.stages.values():
             profile.working = {cell: held + most for cell, held in profile.working.items()}
 
-    def _file_memory(self, probe: Probe, executor: Executor, before: Mapping[int, Reading], seconds: float) -> None:
-        """Files resident bytes, and of iterations that ran working bytes and CPU cores.
+    def _record_memory(self, probe: Probe, executor: Executor, before: Mapping[int, Reading], seconds: float) -> None:
+        """Records resident bytes and, if iterations ran, working bytes and CPU cores.
 
-        Both sides of a loop that is one call per worker have its peak.  A stage takes no more cores than its device
-        has, or it could not have run there.  `before` was read before the iterations, which took `seconds`.
+        Both sides of a loop that is one call per worker get its peak.  The cores of a stage are limited to those of its
+        device.  `before` was read before the iterations, which took `seconds`.
         """
         earlier: set[str] = set()
         peaks, after = self._metered.peaks(), self._metered.readings()
@@ -249,20 +249,20 @@ class _Profiling:
             profile.cores = max(min(1.0, limit), min(limit, cores))
 
     def _count_bytes(self, run: Workflow) -> None:
-        """Notes what an item's data holds, on every edge and hop of a loop that the recorded iteration showed."""
-        whole, found, shown = self._workflow, self.measured.edge_bytes_per_item, self._metered.bytes_per_block()
+        """Records the bytes per item of every edge, and hop of a loop, in the recorded iteration."""
+        whole, per_item, per_block = self._workflow, self.measured.edge_bytes_per_item, self._metered.bytes_per_block()
         ends = [(edge.source, edge.target, whole.loop_of(edge.source)) for edge in whole.edges]
         for source, target, loop in ends:
-            size = shown.get((source, "close" if loop else "run"))
+            size = per_block.get((source, "close" if loop else "run"))
             if size is not None:
                 longer = loop.chunk_steps / run.loops[loop.name].chunk_steps if loop else 1.0
-                found[source, target] = size * longer / whole.items_per_block
+                per_item[source, target] = size * longer / whole.items_per_block
         for source, target in (hop for loop in whole.loops.values() for hop in loop.hops()):
-            if (source, "step") in shown:
-                found[source, target] = shown[source, "step"] / whole.items_per_block
+            if (source, "step") in per_block:
+                per_item[source, target] = per_block[source, "step"] / whole.items_per_block
 
     def _time_switches(self, probe: Probe, executor: Executor) -> None:
-        """Times offload and onload of the stages that can leave their device, and reads what they leave there."""
+        """Times offload and onload of the stages that can leave their device, and reads the bytes that stay there."""
         metered, number = self._metered, probe.workflow.typical_iteration
         for stage, spec in probe.workflow.stages.items():
             profile, worker = self.measured.stages[stage], executor.workers(stage)[0]
@@ -277,7 +277,7 @@ class _Profiling:
             profile.offloaded_bytes = max(0.0, metered.grown[stage][worker] - freed)
 
     def _time_weights(self, probe: Probe, executor: Executor) -> None:
-        """Times export and install along each weight edge, between different workers where there are some."""
+        """Times export and install along each weight edge, between different workers if there are several."""
         number = probe.workflow.typical_iteration
         for edge in probe.workflow.weight_edges:
             ends = (edge.source, edge.target)
@@ -298,8 +298,8 @@ class _Profiling:
 class Effort:
     """Runs as much of the probes as the budget allows.
 
-    Rollouts have at least a quarter of their chunk-steps, unless that takes very long.  A first iteration that takes
-    longer than the budget is measured itself where the workflow has no loops, since it cannot be shortened.
+    Rollouts have at least a quarter of their chunk-steps, unless that takes very long.  If the first iteration exceeds
+    the budget and the workflow has no loops to shorten, it is the measurement.
     """
 
     def __init__(self, workflow: Workflow, planned: Sequence[Probe], budget_s: float) -> None:
@@ -311,10 +311,10 @@ class Effort:
     def measure(
         self, probe: Probe, iterate: Callable[[Workflow, int, bool], Iteration]
     ) -> tuple[list[Iteration], Iteration | None]:
-        """Runs iterations of a probe; returns those that count, and a shorter one of a workflow with loops.
+        """Runs iterations of a probe; returns those that count and, for a workflow with loops, a shorter one.
 
-        There are none where those before took far more than the budget.  `iterate` runs an iteration of a workflow with
-        shortened loops, of this number; the flag says to record it.
+        Once earlier probes have far exceeded the budget, none are run.  `iterate(workflow, number, record)` runs one
+        iteration.
         """
         if self._spent_s > _LONGEST * self._budget_s:
             return [], None
@@ -322,21 +322,22 @@ class Effort:
         first = iterate(probes.shortened(probe.workflow, _WARM_STEPS), 0, not self._loops)
         is_long = first.seconds > self._budget_s
         if self._loops and not is_long:
-            short = iterate(first.run, number, False)  # now without what is lazy
+            short = iterate(first.run, number, False)  # without the lazy initialisation of the first one
         self._chunk_steps = self._chunk_steps or self._affordable_steps((short or first).seconds)
-        found = [first] if is_long and not self._loops else []
+        iterations = [first] if is_long and not self._loops else []
         run = probes.shortened(probe.workflow, self._chunk_steps)
         share_s = self._budget_s * probe.most_blocks / sum(self._blocks)
-        while not found or (
-            len(found) < _MOST_REPETITIONS and sum(one.seconds for one in found) + found[-1].seconds < share_s
+        while not iterations or (
+            len(iterations) < _MOST_REPETITIONS
+            and sum(each.seconds for each in iterations) + iterations[-1].seconds < share_s
         ):
-            found.append(iterate(run, number + len(found), not found))
+            iterations.append(iterate(run, number + len(iterations), not iterations))
         self._spent_s += time.perf_counter() - start
-        return found[1:] or found, short  # to record takes time
+        return iterations[1:] or iterations, short  # the recorded first one is slower
 
     def _affordable_steps(self, short_s: float) -> int:
         most = max((loop.chunk_steps for loop in self._loops), default=_WARM_STEPS)
-        # so long that a line goes through both; rows that stop early do less and less towards the end
+        # long enough for a line through both lengths; rows that end early do less and less towards the end
         parts = [-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in self._loops]
         least = max(2 * _WARM_STEPS, *parts) if parts else most
         steps = _WARM_STEPS * self._budget_s * self._blocks[0] / max(sum(self._blocks) * short_s, 1e-9)

@@ -1,9 +1,9 @@
-"""A snapshot between two iterations: the state of every stage that has some, held by reference.
+"""Snapshots between two iterations: the state of every stage that has one, held by reference.
 
     take      every worker of a stage exports its part      --> object store; a copy on another node
     restore   every worker of a stage gets all of its parts --> version and checksum are verified; weights are sent on
 
-The driver holds references: nothing of it passes through its heap.
+The driver holds references only; no state passes through its memory.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from rlinf_embodied.runtime.session import Ref, Session
 class Snapshot:
     """The inputs of an iteration other than the run's progress."""
 
-    iteration: int  # the one that is to come
+    iteration: int  # the next one
     states: dict[str, tuple[Ref, ...]]  # by stage, in the order of its workers
-    earlier: tuple[Weights, ...] = ()  # that iterations to come were begun with, see ahead.py
+    earlier: tuple[Weights, ...] = ()  # weights of fronts that run ahead, see ahead.py
 
 
 @dataclass(slots=True)
 class Pace:
-    """Decides when a snapshot is due, so that snapshots take at most a share of the time of training."""
+    """Decides when a snapshot is due, so that snapshots take at most a fraction of the training time."""
 
     share: float = 0.05
     cost_s: float = 0.0  # of the newest snapshot
     trained_s: float = 0.0  # since then
 
     def is_due(self, iteration_s: float) -> bool:
-        """Returns whether a snapshot is due after another iteration, from what the newest one took."""
+        """Returns whether a snapshot is due after another iteration, given the cost of the newest one."""
         self.trained_s += iteration_s
         return self.cost_s <= self.share * self.trained_s
 
@@ -44,25 +44,25 @@ class Pace:
 
 
 def take(session: Session, executor: Executor, iteration: int, stages: Collection[str] | None = None) -> Snapshot:
-    """Returns the state of all stages; `stages` names those that have some, once that is known."""
+    """Returns the state of all stages; `stages` names those that have one, if that is known."""
     names = [name for name in executor.workflow.order() if stages is None or name in stages]
     states, earlier = states_of(executor, names, iteration), () if executor.ahead is None else executor.ahead.earlier()
-    held = [ref for refs in states.values() for ref in refs]
-    session.secure([*held, *(ref for weights in earlier for ref in weights.messages.values())])
+    parts = [ref for refs in states.values() for ref in refs]
+    session.secure([*parts, *(ref for weights in earlier for ref in weights.messages.values())])
     return Snapshot(iteration, states, earlier)
 
 
 def states_of(executor: Executor, stages: Collection[str], iteration: int) -> dict[str, tuple[Ref, ...]]:
     """Returns the states of stages before an iteration that is to come; those without one are left out."""
     before, left = None if executor.ahead is None else executor.ahead.states_before(), set(stages)
-    if before is not None:  # the fronts of iterations to come have changed their stages since
+    if before is not None:  # fronts that run ahead have changed their stages since
         left &= executor.workflow.back()
     states = executor.states_of({s: executor.export_states(s, StepContext(iteration)) for s in stages if s in left})
     return states | {stage: refs for stage, refs in (before or {}).items() if stage in stages}
 
 
 def restore(executor: Executor, snapshot: Snapshot) -> None:
-    """Brings new stages into the state of a snapshot, and sends the weights to all copies.
+    """Restores the state of a snapshot in newly built stages, and sends the weights to all copies.
 
     Raises:
         ObjectiveError: a state arrived damaged.
