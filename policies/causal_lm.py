@@ -123,27 +123,16 @@ class CausalLM:
         folder.mkdir(parents=True, exist_ok=True)
         transformers_logging.disable_progress_bar()
         merged_model(self.model).save_pretrained(folder, max_shard_size=max_shard_bytes)
-        self.tokenizer.save_pretrained(folder)
+        self.codec.tokenizer.save_pretrained(folder)
 
     def save_adapters(self, folder: Path, base: str) -> None:
         """Writes adapters in peft's format, with `base` as their base model; does nothing without adapters."""
         write_adapters(self.model, folder, base, "CAUSAL_LM")
 
     # ------------------------------------------------------------------------------------------------------------ text
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, with its chat template."""
-        return self.codec.tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        return self.codec.encode(text)
-
     def encode_completion(self, text: str) -> list[int]:
         """Returns the tokens of an answer and the token that ends it."""
         return [*self.codec.encode_answer(text), self.spec.eos_ids[0]]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.codec.decode(tokens)
 
     # ----------------------------------------------------------------------------------------------------------- model
     def log_probs(

@@ -22,7 +22,7 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.randomness import normal, words
 from rlinf_embodied.reasoning.batch import GenerationBlock
-from rlinf_embodied.reasoning.engine import EngineStats, Generated, version_spans
+from rlinf_embodied.reasoning.engine import EngineStats, Generated
 from rlinf_embodied.telemetry.progress import report_progress
 
 _MOMENT_S = 0.01  # that `poll` waits at most
@@ -35,7 +35,7 @@ class _Row:
     ends: bool  # by itself; else it is cut off
     key: tuple[int, int, int]
     done: float = 0.0  # tokens
-    versions: list[tuple[int, int]] = field(default_factory=list)  # (version, tokens before it)
+    versions: list[int] = field(default_factory=list)  # of its tokens before the last `load`
 
 
 class EmulatedEngine:
@@ -50,7 +50,7 @@ class EmulatedEngine:
         self.version = version
         self._max_num_seqs = max_num_seqs
         self._eos = policy.spec.eos_ids[0]
-        self._alphabet = policy.encode("0123456789")[:10]
+        self._alphabet = policy.codec.encode("0123456789")[:10]
         self._live: list[_Row] = []
         self._waiting: deque[_Row] = deque()
         self._ended: list[Generated] = []
@@ -68,7 +68,7 @@ class EmulatedEngine:
                 key = (prompt.id, sample, prompt.place)
                 drawn = float(normal(requests.seed, f"length/{requests.purpose}", *key))
                 wanted, room = math.ceil(self.median * math.exp(self.spread * drawn)), prompt.room or most
-                row = _Row(self._next, min(wanted, room), wanted <= room, key, versions=[(self.version, 0)])
+                row = _Row(self._next, min(wanted, room), wanted <= room, key)
                 self._waiting.append(row)
                 self._next += 1
         self._admit()
@@ -83,27 +83,26 @@ class EmulatedEngine:
         ended, self._ended = self._ended, []
         return ended
 
-    def abort(self, rows: Collection[int] | None = None) -> list[Generated]:
+    def abort(self, rows: Collection[int]) -> list[Generated]:
         self._advance()
-        chosen = [row for row in (*self._live, *self._waiting) if rows is None or row.number in rows]
+        chosen = [row for row in (*self._live, *self._waiting) if row.number in rows]
         self._live = [row for row in self._live if row not in chosen]
         self._waiting = deque(row for row in self._waiting if row not in chosen)
         self._admit()
         return [self._generated(row, int(row.done), False) for row in chosen]
 
-    def pause(self, keep: bool = True) -> list[Generated]:
+    def pause(self) -> None:
         self._advance()
         self._paused = True
-        return [] if keep else self.abort()
 
     def resume(self) -> None:
         self._at, self._paused = time.monotonic(), False
 
     def load(self, version: int, policy: LanguagePolicy) -> None:
         self._advance()
+        for row in self._live:
+            row.versions += [self.version] * (int(row.done) - len(row.versions))
         self.version = version
-        for row in (*self._live, *self._waiting):
-            row.versions = [*row.versions, (version, int(row.done))]
 
     def stats(self) -> EngineStats:
         return EngineStats(len(self._live), len(self._waiting), int(self._tokens))
@@ -143,5 +142,5 @@ class EmulatedEngine:
         tokens = [self._alphabet[int(k)] for k in drawn]
         if ends:
             tokens[-1] = self._eos
-        spans = version_spans(row.versions, length)
-        return Generated(row.number, torch.tensor(tokens), torch.full((length,), -1.0), ends, spans)
+        versions = torch.tensor([*row.versions, *[self.version] * (length - len(row.versions))], dtype=torch.long)
+        return Generated(row.number, torch.tensor(tokens), torch.full((length,), -1.0), ends, versions)

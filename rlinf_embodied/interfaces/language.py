@@ -181,16 +181,8 @@ class LanguagePolicy(Protocol):
         """Whether `log_probs` computes no padding, so that a batch costs the sum of its lengths."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, in the model's chat template where it has one."""
-        ...
-
     def encode_completion(self, text: str) -> list[int]:
         """Returns the tokens of an answer, end of sequence included (for supervised training)."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens, special ones left out."""
         ...
 
     def log_probs(

@@ -35,6 +35,7 @@ class Prompt:
 
 
 Asked = tuple[Problem, Prompt]
+Batch = tuple[tuple[Asked, ...], ...]  # of each of the neighbouring blocks that decode together
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,6 @@ class GenerationBlock:
 
 
 # ------------------------------------------------------------------------------------------------- between the stages
-@dataclass(frozen=True, slots=True)
-class PromptSet:
-    """The problems of a block, each with its prompt, and those of the other blocks of its batch."""
-
-    blocks: tuple[tuple[tuple[Problem, Prompt], ...], ...]
-    index: int  # of this block among them
-
-
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What the model is to continue in a turn of episodes: `group_size` samples of each prompt."""

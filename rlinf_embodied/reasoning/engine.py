@@ -11,7 +11,7 @@ Tokens in, tokens out.  Every token has its log-prob and the version of the weig
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
@@ -36,7 +36,7 @@ class Generated:
     tokens: Tensor  # int64 [L], the ending one included
     log_probs: Tensor  # float32 [L], of the whole vocabulary at the temperature
     ended: bool  # by the model; False: cut off at its length, or aborted
-    versions: tuple[tuple[int, int], ...]  # (version, number of tokens), in their order
+    versions: Tensor  # int64 [L], of the weights that sampled each
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class Engine(Protocol):
         """
         ...
 
-    def abort(self, rows: Collection[int] | None = None) -> list[Generated]:
-        """Ends rows (None: all) and returns them as they are; those that have ended already are left out."""
+    def abort(self, rows: Collection[int]) -> list[Generated]:
+        """Ends rows and returns them as they are; those that have ended already are left out."""
         ...
 
-    def pause(self, keep: bool = True) -> list[Generated]:
-        """Stops decoding; rows under way stay, or (not `keep`) are aborted and returned."""
+    def pause(self) -> None:
+        """Stops decoding; rows under way stay."""
         ...
 
     def load(self, version: int, policy: LanguagePolicy) -> None:
@@ -117,14 +117,6 @@ def update(engine: Engine, version: int, policy: LanguagePolicy) -> None:
         engine.pause()
         engine.load(version, policy)
         engine.resume()
-
-
-def version_spans(loaded: Sequence[tuple[int, int]], length: int) -> tuple[tuple[int, int], ...]:
-    """Returns (version, number of tokens) of a row, from the versions that it had and the tokens before each."""
-    ends, spans = [*(start for _, start in loaded[1:]), length], dict[int, int]()
-    for (version, start), end in zip(loaded, ends, strict=True):
-        spans[version] = spans.get(version, 0) + end - start
-    return tuple((version, count) for version, count in spans.items() if count > 0)
 
 
 def poll(engine: Engine, load: EngineLoad) -> list[Generated]:

@@ -94,7 +94,7 @@ class Episode:
         row.tokens += tokens
         row.log_probs += said.log_probs.tolist()
         row.given += [False] * len(tokens)
-        row.versions += [version for version, count in said.versions for _ in range(count)]
+        row.versions += said.versions.tolist()
         row.ended = said.ended
         self.turns += 1
         self.text = self._codec.decode(tokens)
@@ -253,7 +253,6 @@ class EpisodeStage(PromptStage):
         super().setup(context)
         self._calls = ToolCalls.of(self._config.tool)
         self._episodes: dict[int, Episodes] = {}
-        self._turns: dict[int, Turn | None] = {}  # that the model was asked for
         self._version = 0
 
     def open(self, step_context: StepContext, blocks: Sequence[int]) -> Mapping[int, Turn | None]:
@@ -265,22 +264,17 @@ class EpisodeStage(PromptStage):
             limits = self._calls, config.algorithm.tokens_per_microbatch
             asked = self._drawn(step_context, block)
             self._episodes[block] = episodes_of(asked, config.rl.group_size, config, codec, *limits)
-        opened = {block: self._episodes[block].turn() for block in blocks}
-        self._turns |= opened
-        return opened
+        return {block: self._episodes[block].turn() for block in blocks}
 
     def step(
-        self, step_context: StepContext, answers: Mapping[int, tuple[list[Generated], int] | None]
+        self, step_context: StepContext, answers: Mapping[int, tuple[Mapping[int, Generated], int] | None]
     ) -> Mapping[int, Turn | None]:
         """Returns each block's next turn; None where its episodes are over."""
         for block, answer in answers.items():
-            turn = self._turns[block]
-            if answer is not None and turn is not None:
-                rows, self._version = answer
-                self._episodes[block].take(dict(zip(turn.numbers, rows, strict=True)))
-        following = {block: None if a is None else self._episodes[block].turn() for block, a in answers.items()}
-        self._turns |= following
-        return following
+            if answer is not None:
+                said, self._version = answer
+                self._episodes[block].take(said)
+        return {block: None if a is None else self._episodes[block].turn() for block, a in answers.items()}
 
     def close(self, step_context: StepContext, blocks: Mapping[int, None]) -> Output:
         """Returns the Completions of each block."""

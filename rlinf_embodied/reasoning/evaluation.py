@@ -165,7 +165,7 @@ class AnswerStage(LanguageStage):
             shown = None
             if of.name == GREEDY and first + k < self._config.eval.num_shown:
                 rows = [row for row, sample in zip(written, made.samples, strict=True) if sample // size == k]
-                text = "\n".join(map(self._shared.policy.decode, rows))
+                text = "\n".join(map(self._shared.policy.codec.decode, rows))
                 shown = Sample(problem.question, problem.answer, text, group.correct[0])
             right = majority_is_right(answers[k * size : (k + 1) * size], group.correct)
             yield replace(group, majority=right, shown=shown)

@@ -148,10 +148,10 @@ class FineTuningStage(LanguageLearner):
             else:
                 parts = with_calls(tool.call, problem, text)
             chat, row, mask = policy.codec.chat(template.prompt(problem), problem.history), list[int](), list[bool]()
-            prompt = policy.codec.encode_chat(chat)
+            prompt = policy.encode_chat(chat)
             for part, said in parts:
                 tokens = (
-                    policy.codec.encode_next_turn([*prompt, *row], [*chat, {"role": "tool", "content": part}])
+                    policy.encode_next_turn([*prompt, *row], [*chat, {"role": "tool", "content": part}])
                     if said
                     else policy.encode_completion(part)
                 )

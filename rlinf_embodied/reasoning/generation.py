@@ -34,7 +34,7 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock
-from rlinf_embodied.reasoning.engine import EngineStats, Generated, version_spans
+from rlinf_embodied.reasoning.engine import EngineStats, Generated
 from rlinf_embodied.telemetry.progress import report_progress
 
 
@@ -58,7 +58,6 @@ class ExactEngine:
         self._device = next(self._policy.module.parameters()).device
         self._numbers: list[int] = []  # of each row of the tables
         self._prompts: list[tuple[int, ...]] = []
-        self._versions: list[list[tuple[int, int]]] = []  # (version, tokens before it)
         self._waiting: deque[tuple[tuple[int, ...], list[int]]] = deque()  # what is to be read, for which rows
         self._drop_memory()
 
@@ -88,6 +87,7 @@ class ExactEngine:
         new = {
             "tokens": torch.full((rows, length), self._policy.spec.pad_id, device=device),
             "log_probs": torch.zeros(rows, length, device=device),
+            "versions": torch.zeros(rows, length, dtype=torch.long, device=device),
             "uniforms": _uniforms(requests).to(device),
             "lengths": torch.zeros(rows, dtype=torch.long, device=device),
             "ended": torch.zeros(rows, dtype=torch.bool, device=device),
@@ -101,10 +101,11 @@ class ExactEngine:
             self._waiting = deque((said, [at[row] for row in rows]) for said, rows in self._waiting)
             self._read = deque((place, at[row]) for place, row in self._read)
             self._row_of = torch.tensor([at[row] for row in self._row_of.tolist()], dtype=torch.long, device=device)
-        self._tokens, self._log_probs, self._uniforms = new["tokens"], new["log_probs"], new["uniforms"]
-        self._lengths, self._ended, self._room = new["lengths"], new["ended"], new["room"]
+        self._tokens, self._log_probs, self._versions = new["tokens"], new["log_probs"], new["versions"]
+        self._uniforms, self._lengths, self._ended, self._room = (
+            new[name] for name in ("uniforms", "lengths", "ended", "room")
+        )
         self._numbers = [self._numbers[row] for row in kept] + [*range(self._next, self._next + rows)]
-        self._versions = [self._versions[row] for row in kept] + [[(self.version, 0)] for _ in range(rows)]
         self._prompts = [self._prompts[row] for row in kept] + [prompt.tokens for prompt in prompts]
         self._next += rows
         first, every = len(kept), len(kept) + rows
@@ -123,8 +124,8 @@ class ExactEngine:
         waiting = [row for _, rows in self._waiting for row in rows]
         return sorted([*self._row_of.tolist(), *(row for _, row in self._read), *waiting])
 
-    def abort(self, rows: Collection[int] | None = None) -> list[Generated]:
-        chosen = {row for row in self._under_way() if rows is None or self._numbers[row] in rows}
+    def abort(self, rows: Collection[int]) -> list[Generated]:
+        chosen = {row for row in self._under_way() if self._numbers[row] in rows}
         self._waiting = deque(
             (said, left) for said, of in self._waiting if (left := [row for row in of if row not in chosen])
         )
@@ -135,9 +136,8 @@ class ExactEngine:
         self._free_if_idle()
         return [self._generated(row) for row in sorted(chosen)]
 
-    def pause(self, keep: bool = True) -> list[Generated]:
+    def pause(self) -> None:
         self._paused = True
-        return [] if keep else self.abort()
 
     def resume(self) -> None:
         self._paused = False
@@ -145,9 +145,6 @@ class ExactEngine:
     def load(self, version: int, policy: LanguagePolicy) -> None:
         self._policy, self.version = policy, version
         self._read_again()
-        lengths = self._lengths.tolist() if self._numbers else []
-        for row in self._under_way():
-            self._versions[row].append((version, lengths[row]))
 
     def stats(self) -> EngineStats:
         waiting = len(self._read) + sum(len(rows) for _, rows in self._waiting)
@@ -157,10 +154,9 @@ class ExactEngine:
         self._clear()
 
     def _generated(self, row: int) -> Generated:
-        length = int(self._lengths[row])
-        spans = version_spans(self._versions[row], length)
-        cut = lambda table: table[row, :length].clone()  # noqa: E731
-        return Generated(self._numbers[row], cut(self._tokens), cut(self._log_probs), bool(self._ended[row]), spans)
+        length, tables = int(self._lengths[row]), (self._tokens, self._log_probs, self._versions)
+        tokens, log_probs, versions = (table[row, :length].clone() for table in tables)
+        return Generated(self._numbers[row], tokens, log_probs, bool(self._ended[row]), versions)
 
     # -------------------------------------------------------------------------------------------------------- one step
     def poll(self) -> list[Generated]:
@@ -203,6 +199,7 @@ class ExactEngine:
             tokens = inverse_cdf(possible, self._uniforms[rows, place])
         self._tokens[rows, place] = tokens
         self._log_probs[rows, place] = every.gather(-1, tokens[:, None])[:, 0]
+        self._versions[rows, place] = self.version
         self._lengths[rows] = place + 1
         self._sampled += len(rows)
         ended = torch.isin(tokens, self._eos) if len(self._eos) > 1 else tokens == self._eos
@@ -217,7 +214,7 @@ class ExactEngine:
         # a token holds a byte at least; the further ones keep what the first tokens of a text decode to out of it
         window = max(len(text.encode()) for text in stop) + 4
         newest = [self._tokens[row, max(0, n - window) : n].tolist() for row, n in zip(rows, ends, strict=True)]
-        texts = [self._policy.decode(tokens) for tokens in newest]
+        texts = [self._policy.codec.decode(tokens) for tokens in newest]
         return torch.tensor([any(text in found for text in stop) for found in texts], device=rows.device)
 
     # ------------------------------------------------------------------------------------------------ who sits where

@@ -25,10 +25,10 @@ from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
 from rlinf_embodied.reasoning.batch import (
+    Batch,
     Completions,
     GenerationBlock,
     LogProbs,
-    PromptSet,
     Turn,
     all_log_probs,
     generation_report,
@@ -84,15 +84,15 @@ class GenerationStage(LanguageStage):
         """Returns the Completions of each block."""
         assert self._runner is not None
         start, runner, free = time.perf_counter(), self._runner, self._config.episodes.free
-        made, finish_s = dict[int, Completions](), dict[int, float]()
-        asked = {block: cast("list[PromptSet]", inputs[block])[0] for block in sorted(inputs)}
+        made, finish_s, size = dict[int, Completions](), dict[int, float](), self._config.blocks_per_batch
+        asked = {block: cast("list[Batch]", inputs[block])[0] for block in sorted(inputs)}
         update(self._engine, self._shared.version, self._shared.policy)
         runner.enter(step_context.attempt, step_context.iteration, step_context.round)
         self._engine.resume()
-        for block, prompts in asked.items() if free or self._device != "cpu" else ():
-            runner.begin(block - prompts.index, prompts.blocks)
-        for block, prompts in asked.items():
-            runner.begin(block - prompts.index, prompts.blocks)
+        for block, batch in asked.items() if free or self._device != "cpu" else ():
+            runner.begin(block - block % size, batch)
+        for block, batch in asked.items():
+            runner.begin(block - block % size, batch)
             while (found := runner.take(block)) is None:
                 runner.advance()
             made[block], finish_s[block] = found, time.perf_counter() - start
@@ -103,18 +103,18 @@ class GenerationStage(LanguageStage):
     # ----------------------------------------------------------------------------------- in a loop with EpisodeStage
     def step(
         self, step_context: StepContext, turns: Mapping[int, Turn | None]
-    ) -> Mapping[int, tuple[list[Generated], int] | None]:
-        """Returns what the model writes in a turn of each block, and the version of its weights.
+    ) -> Mapping[int, tuple[dict[int, Generated], int] | None]:
+        """Returns what the model writes in a turn of each block, by the episodes' numbers, and its weights' version.
 
         A block's rows decode together and with no others, so that the plan has no influence.
         """
         update(self._engine, self._shared.version, self._shared.policy)
         return {block: None if turn is None else self._written(step_context, turn) for block, turn in turns.items()}
 
-    def _written(self, step_context: StepContext, turn: Turn) -> tuple[list[Generated], int]:
+    def _written(self, step_context: StepContext, turn: Turn) -> tuple[dict[int, Generated], int]:
         sampling, seed = self._config.generation, self._config.run.seed
         requests = GenerationBlock(turn.prompts, turn.group_size, sampling, seed, step_context.iteration)
-        return generate(self._engine, requests), self._engine.version
+        return dict(zip(turn.numbers, generate(self._engine, requests), strict=True)), self._engine.version
 
     def close(self, step_context: StepContext, last: Mapping[int, object]) -> Output:
         """Returns nothing: the other side has the episodes."""

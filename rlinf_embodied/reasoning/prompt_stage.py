@@ -16,7 +16,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy, PromptCodec
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import Asked, Prompt, PromptSet
+from rlinf_embodied.reasoning.batch import Asked, Prompt
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
 
@@ -133,12 +133,12 @@ class PromptStage(HoldsNoMemory):
         self._prompts = Prompts.of(self._config, self._made.folder, Split.train)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Returns the PromptSet of each block."""
+        """Returns the Batch of each block: its problems with their prompts, among those that decode with them."""
         size, made = self._config.blocks_per_batch, {}
         for first in sorted({block // size * size for block in inputs}):
             blocks = range(first, min(first + size, self._num_blocks))
             asked = tuple(self._drawn(step_context, block) for block in blocks)
-            made |= {block: PromptSet(asked, block - first) for block in blocks if block in inputs}
+            made |= {block: asked for block in blocks if block in inputs}
         return Output(made)
 
     def _drawn(self, step_context: StepContext, block: int) -> tuple[Asked, ...]:

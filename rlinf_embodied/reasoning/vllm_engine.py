@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,16 +113,15 @@ class VllmEngine:
             self._receive(0)
         return self._taken([number for number, row in self._rows.items() if row.reason])
 
-    def abort(self, rows: Collection[int] | None = None) -> list[Generated]:
-        chosen = [number for number in self._rows if rows is None or number in rows]
+    def abort(self, rows: Collection[int]) -> list[Generated]:
+        chosen = [number for number in self._rows if number in rows]
         if chosen:
             self._send(do="abort", rows=chosen)
         return self._taken(chosen)
 
-    def pause(self, keep: bool = True) -> list[Generated]:
+    def pause(self) -> None:
         self._paused = True
         self._send(do="pause")
-        return [] if keep else self.abort()
 
     def resume(self) -> None:
         self._paused = False
@@ -159,9 +157,8 @@ class VllmEngine:
         made = []
         for number in numbers:
             row = self._rows.pop(number)
-            spans = tuple(Counter(row.versions).items())
-            tokens, log_probs = torch.tensor(row.tokens, dtype=torch.long), torch.tensor(row.log_probs)
-            made.append(Generated(number, tokens, log_probs, row.reason == "stop", spans))
+            tokens, versions = (torch.tensor(part, dtype=torch.long) for part in (row.tokens, row.versions))
+            made.append(Generated(number, tokens, torch.tensor(row.log_probs), row.reason == "stop", versions))
         self._losses = 0 if made else self._losses
         return made
 

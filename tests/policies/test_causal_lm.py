@@ -73,7 +73,7 @@ def test_the_small_model_is_small_tied_and_a_function_of_its_seed(policy):
 @pytest.mark.parametrize(("text", "words"), [("7 + a", "policy.characters"), ("", "has no tokens")])
 def test_text_that_cannot_be_read_is_refused(policy, text, words):
     with pytest.raises(ConfigError, match=words):
-        policy.encode(text)
+        policy.codec.encode(text)
 
 
 # ------------------------------------------------------------------------------------------------------------- folders
@@ -86,7 +86,7 @@ def test_a_saved_folder_gives_the_same_logits_and_is_tied(policy, tmp_path):
     again = CausalLM.load(tmp_path)
     assert torch.equal(logits_of(again), logits_of(policy))
     assert again.model.lm_head.weight is again.model.model.embed_tokens.weight
-    assert again.encode(TEXT) == policy.encode(TEXT)
+    assert again.codec.encode(TEXT) == policy.codec.encode(TEXT)
     assert again.spec == policy.spec
 
 
@@ -106,7 +106,7 @@ def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
     peft = pytest.importorskip("peft", reason="needs the extra lora")
     policy.save(tmp_path / "base")
     bases = [CausalLM.load(tmp_path / "base") for _ in range(2)]
-    adapted, same = (CausalLM(base.model, base.tokenizer, lora=LoraSettings(rank=4), seed=5) for base in bases)
+    adapted, same = (CausalLM(base.model, base.codec.tokenizer, lora=LoraSettings(rank=4), seed=5) for base in bases)
     torch.testing.assert_close(logits_of(adapted), logits_of(policy), atol=1e-6, rtol=0)  # B starts at 0
     assert 0 < sum(p.numel() for p in adapted.parameters()) < 0.3 * sum(p.numel() for p in policy.parameters())
     for one, other in zip(adapted.parameters(), same.parameters(), strict=True):
@@ -145,7 +145,7 @@ def test_flops_of_an_update_are_those_that_torch_counts(architecture):
 def test_generation_applies_the_smallest_update_of_adapters_and_the_start_is_the_model_without(architecture):
     pytest.importorskip("peft", reason="needs the extra lora")
     plain = language_model(architecture)
-    policy = CausalLM(copy.deepcopy(plain.model), plain.tokenizer, lora=LoraSettings(rank=4), seed=5)
+    policy = CausalLM(copy.deepcopy(plain.model), plain.codec.tokenizer, lora=LoraSettings(rank=4), seed=5)
     row = tokens(1, 6)
     with torch.no_grad():
         for name, parameter in policy.module.named_parameters():
@@ -167,12 +167,12 @@ def test_generation_applies_the_smallest_update_of_adapters_and_the_start_is_the
 def test_adapters_for_modules_that_do_not_exist_are_refused(policy):
     pytest.importorskip("peft", reason="needs the extra lora")
     with pytest.raises(ConfigError, match=r"policy\.lora\.targets is \['nowhere'\]"):
-        CausalLM(policy.model, policy.tokenizer, lora=LoraSettings(targets=["nowhere"]))
+        CausalLM(policy.model, policy.codec.tokenizer, lora=LoraSettings(targets=["nowhere"]))
     tied = CausalLM.tiny(TinyLMConfig(), seed=1)
     with pytest.raises(
         ConfigError, match=r"\['q_proj', 'lm_head'\], but the model's head and embeddings are one matrix"
     ):
-        CausalLM(tied.model, tied.tokenizer, lora=LoraSettings(targets=["q_proj", "lm_head"]))
+        CausalLM(tied.model, tied.codec.tokenizer, lora=LoraSettings(targets=["q_proj", "lm_head"]))
 
 
 def test_a_parameter_that_the_weights_lack_is_named(policy, tmp_path):
@@ -234,19 +234,19 @@ def test_without_any_end_token_nothing_could_end(policy, tmp_path):
 
 
 def test_a_chat_template_of_the_folder_is_applied(policy, tmp_path):
-    policy.tokenizer.chat_template = TEMPLATE
+    policy.codec.tokenizer.chat_template = TEMPLATE
     policy.save(tmp_path)
     chatting = CausalLM.load(tmp_path)
-    assert chatting.encode(TEXT) == char_tokenizer()(f"({TEXT}:")["input_ids"]
+    assert chatting.codec.encode(TEXT) == char_tokenizer()(f"({TEXT}:")["input_ids"]
     assert chatting.encode_completion("#1") == [18, 3, 1]
     chatting.save(tmp_path / "again")
     assert AutoTokenizer.from_pretrained(tmp_path / "again").chat_template == TEMPLATE
 
 
 def test_a_tokenizer_of_another_model_is_refused(policy):
-    policy.tokenizer.add_special_tokens({"pad_token": "<other>"})
+    policy.codec.tokenizer.add_special_tokens({"pad_token": "<other>"})
     with pytest.raises(CheckpointError, match=r"tokens \[25\], but the model has 25"):
-        CausalLM(policy.model, policy.tokenizer)
+        CausalLM(policy.model, policy.codec.tokenizer)
 
 
 # ----------------------------------------------------------------------------------------------------------- log-probs
@@ -272,7 +272,7 @@ def test_log_probs_and_entropy_are_those_of_each_row_alone(architecture):
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "gemma3", "windowed"])
 def test_packed_rows_have_the_log_probs_of_single_ones(architecture):
     policy, batch = language_model(architecture), ragged_batch()
-    packed = CausalLM(copy.deepcopy(policy.model), policy.tokenizer, packing=True, checkpoints=True)
+    packed = CausalLM(copy.deepcopy(policy.model), policy.codec.tokenizer, packing=True, checkpoints=True)
     assert packed.packs
     assert not policy.packs
     found = packed.log_probs(batch, 0.7)
@@ -290,14 +290,14 @@ def test_packed_rows_have_the_log_probs_of_single_ones(architecture):
 def test_a_model_that_cannot_be_packed_is_refused():
     policy = language_model("bloom")
     with pytest.raises(ConfigError, match=r"policy\.packing is True, but bloom"):
-        CausalLM(policy.model, policy.tokenizer, packing=True)
+        CausalLM(policy.model, policy.codec.tokenizer, packing=True)
 
 
 @pytest.mark.parametrize("entropy_gradient", [True, False])
 @pytest.mark.parametrize("architecture", ["qwen2", "bloom"])
 def test_chunks_of_tokens_and_recomputed_activations_change_no_gradient(monkeypatch, architecture, entropy_gradient):
     policy = language_model(architecture)
-    again = CausalLM(copy.deepcopy(policy.model), policy.tokenizer, checkpoints=True)
+    again = CausalLM(copy.deepcopy(policy.model), policy.codec.tokenizer, checkpoints=True)
 
     def gradients(one: CausalLM) -> list[torch.Tensor]:
         found = one.log_probs(ragged_batch(), 0.7, entropy_gradient=entropy_gradient)
@@ -314,7 +314,8 @@ def test_chunks_of_tokens_and_recomputed_activations_change_no_gradient(monkeypa
 def test_a_critic_of_a_policy_with_adapters_is_whole_and_in_float32():
     pytest.importorskip("peft", reason="needs the extra lora")
     plain = CausalLM.tiny(TinyLMConfig(), seed=1)
-    policy = CausalLM(plain.model.to(torch.bfloat16), plain.tokenizer, lora=LoraSettings(rank=4), checkpoints=True)
+    half, tokenizer = plain.model.to(torch.bfloat16), plain.codec.tokenizer
+    policy = CausalLM(half, tokenizer, lora=LoraSettings(rank=4), checkpoints=True)
     critic = ValueLM.from_policy(policy)
     assert {p.dtype for p in critic.module.parameters()} == {torch.float32}
     critic.values(ragged_batch()).sum().backward()

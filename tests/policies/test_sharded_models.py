@@ -31,7 +31,7 @@ BATCHES = [
 def adapted() -> CausalLM:
     """A model in bfloat16 whose float32 adapters are trained."""
     plain = language_model("qwen2")
-    return CausalLM(plain.model.to(torch.bfloat16), plain.tokenizer, lora=LoraSettings(rank=4), seed=1)
+    return CausalLM(plain.model.to(torch.bfloat16), plain.codec.tokenizer, lora=LoraSettings(rank=4), seed=1)
 
 
 KINDS = {name: (lambda n=name: language_model(n)) for name in MODELS} | {"adapters": adapted}

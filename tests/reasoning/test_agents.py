@@ -98,7 +98,7 @@ def policy(tmp_path_factory) -> CausalLM:
 
 def run(policy: CausalLM, agent: str, *overrides: str) -> tuple[MathConfig, Completions]:
     config = tiny_math(f"agent._target_={__name__}.{agent}", "generation.max_new_tokens=30", *overrides)
-    asked = [(problem, Prompt(problem.id, tuple(policy.encode(problem.question)))) for problem in PROBLEMS]
+    asked = [(problem, Prompt(problem.id, tuple(policy.codec.encode(problem.question)))) for problem in PROBLEMS]
     with closing(episodes_of(asked, 4, config, policy.codec)) as episodes:
         return config, run_episodes(ExactEngine(policy), episodes, GenerationBlock((), 4, config.generation, 9, 2))
 
@@ -127,7 +127,7 @@ def test_an_agent_that_asks_once_gives_a_completion_that_the_reward_judges(polic
     assert made.earned == (None,) * 8
     assert made.samples == tuple(range(8))
     assert made.rows.given is None
-    assert [policy.decode(row) for row in made.rows.completions()] == list(made.texts)
+    assert [policy.codec.decode(row) for row in made.rows.completions()] == list(made.texts)
 
 
 def test_a_request_that_cannot_be_answered_says_why(policy, monkeypatch, tmp_path) -> None:

@@ -16,7 +16,7 @@ from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.actor_stage import ActorStage
-from rlinf_embodied.reasoning.batch import PromptSet, ScoredGroup
+from rlinf_embodied.reasoning.batch import ScoredGroup
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.prompt_stage import Prompts, PromptStage
 from rlinf_embodied.reasoning.workflow import DynamicSamplingFilter
@@ -62,8 +62,7 @@ def taken(monkeypatch) -> list[tuple[int, int, int, tuple[int, ...]]]:
     def run(self, step_context, inputs):
         output = original(self, step_context, inputs)
         for block, made in output.blocks.items():
-            assert isinstance(made, PromptSet)
-            problems = tuple(problem.id for problem, _ in made.blocks[made.index])
+            problems = tuple(problem.id for problem, _ in made[block % self._config.blocks_per_batch])
             seen.append((step_context.iteration, step_context.round, block, problems))
         return output
 
@@ -92,8 +91,8 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
     def given(self, step_context, inputs):
         output = give(self, step_context, inputs)
         for block, made in output.blocks.items():
-            assert isinstance(made, PromptSet)
-            questions[step_context.round, block] = [problem.question for problem, _ in made.blocks[made.index]]
+            asked = made[block % self._config.blocks_per_batch]
+            questions[step_context.round, block] = [problem.question for problem, _ in asked]
         return output
 
     def recorded(self, rounds):
@@ -102,7 +101,7 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
 
     def rows(self, step_context, block, payloads):
         made = rows_of(self, step_context, block, payloads)
-        decode = self.shared.policy.decode
+        decode = self.shared.policy.codec.decode
         prompts = zip(made.sequences.tokens.tolist(), made.sequences.prompt_lengths.tolist(), strict=True)
         trained.extend((block, decode(row[:n])) for row, n in list(prompts)[: made.num_trained])
         return made

@@ -53,7 +53,7 @@ def policies() -> tuple[CausalLM, CausalLM]:
 
 
 def requests(policy: CausalLM, problems: list[Problem] = PROBLEMS, **changes) -> GenerationBlock:
-    prompts = tuple(Prompt(problem.id, tuple(policy.encode(problem.question))) for problem in problems)
+    prompts = tuple(Prompt(problem.id, tuple(policy.codec.encode(problem.question))) for problem in problems)
     return replace(GenerationBlock(prompts, 2, SAMPLING, 9, 2), **changes)
 
 
@@ -106,7 +106,7 @@ def test_a_pause_other_requests_and_the_same_weights_again_change_no_token(polic
     found |= ended(engine)
     assert [found[number].tokens.tolist() for number in range(12)] == [row.tokens.tolist() for row in alone]
     assert set(found) == {*range(12), *more}
-    assert all(row.versions == ((0, len(row.tokens)),) for row in found.values())
+    assert all(row.versions.tolist() == [0] * len(row.tokens) for row in found.values())
 
 
 def _begun(engine: Engine, block: GenerationBlock, steps: int) -> list[Generated]:
@@ -114,26 +114,22 @@ def _begun(engine: Engine, block: GenerationBlock, steps: int) -> list[Generated
     return [row for _ in range(steps) for row in engine.poll()]
 
 
-def test_spans_say_which_weights_sampled_each_token(policies) -> None:
+def test_versions_say_which_weights_sampled_each_token(policies) -> None:
     old, new = policies
     engine = ExactEngine(old, version=3)
     found = {row.row: row for row in _begun(engine, requests(old), steps=6)}
     update(engine, 4, new)
     found |= ended(engine)
     log_probs = [all_log_probs(policy, _sequences(old, found), 1.0, 1024) for policy in policies]
-    spans = [found[number].versions for number in range(12)]
-    assert {len(span) for span in spans} == {1, 2}
-    for number in range(12):
-        row, at = found[number], 0
-        for version, count in row.versions:
-            exact = log_probs[version - 3][number, at : at + count]
-            torch.testing.assert_close(row.log_probs[at : at + count], exact, atol=2e-5, rtol=0)
-            at += count
-        assert at == len(row.tokens)
+    assert {len(set(row.versions.tolist())) for row in found.values()} == {1, 2}
+    for number, row in found.items():
+        assert len(row.versions) == len(row.tokens)
+        exact = torch.stack(log_probs)[row.versions - 3, number, torch.arange(len(row.tokens))]
+        torch.testing.assert_close(row.log_probs, exact, atol=2e-5, rtol=0)
 
 
 def _sequences(policy: CausalLM, rows: dict[int, Generated]) -> TokenBatch:
-    prompts = [tuple(policy.encode(PROBLEMS[number // 2].question)) for number in sorted(rows)]
+    prompts = [tuple(policy.codec.encode(PROBLEMS[number // 2].question)) for number in sorted(rows)]
     return TokenBatch.of(prompts, tokens_of(rows))
 
 
@@ -142,7 +138,8 @@ def test_an_aborted_row_continues_elsewhere_with_the_same_noise(policies) -> Non
     whole = ended_of(ExactEngine(policy), requests(policy))
     engine = ExactEngine(policy)
     found = {row.row: row for row in _begun(engine, requests(policy), steps=5)}
-    parts = {row.row: row for row in engine.pause(keep=False)}
+    engine.pause()
+    parts = {row.row: row for row in engine.abort(range(12))}
     assert found.keys() | parts.keys() == set(range(12))
     assert engine.stats().decoding == engine.stats().waiting == 0
     engine.resume()
@@ -177,8 +174,8 @@ def test_an_emulated_engine_takes_the_time_and_keeps_to_the_protocol(policies) -
     again.resume()
     half |= ended(again)
     assert tokens_of(half) == tokens_of(rows)  # however many decode at once
-    assert all(sum(count for _, count in row.versions) == len(row.tokens) for row in half.values())
-    assert any(row.versions[-1][0] == 1 for row in half.values())
+    assert all(len(row.versions) == len(row.tokens) for row in half.values())
+    assert any(row.versions[-1] == 1 for row in half.values())
 
 
 # --------------------------------------------------------------------------------------------------------------- tools
@@ -222,7 +219,7 @@ def free_config(*overrides: str):
 
 def asked(policy: CausalLM, numbers: range) -> list[Asked]:
     problems = [Problem(i, f"{1 + i % 9}+4=", "5", None, "sum", "sum1-1-9") for i in numbers]
-    return [(problem, Prompt(problem.id, tuple(policy.encode(problem.question)))) for problem in problems]
+    return [(problem, Prompt(problem.id, tuple(policy.codec.encode(problem.question)))) for problem in problems]
 
 
 def taken(free: EpisodeRunner, block: int) -> Completions:

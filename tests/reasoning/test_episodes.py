@@ -54,7 +54,7 @@ def policy() -> CausalLM:
 
 
 def asked(policy: CausalLM) -> list[tuple[Problem, Prompt]]:
-    return [(problem, Prompt(problem.id, tuple(policy.encode(problem.question)))) for problem in PROBLEMS]
+    return [(problem, Prompt(problem.id, tuple(policy.codec.encode(problem.question)))) for problem in PROBLEMS]
 
 
 def some(policy: CausalLM, *overrides: str) -> tuple[Episodes, GenerationBlock]:
@@ -72,16 +72,16 @@ def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(pol
         turns += 1
         rows = generate(ExactEngine(policy), replace(block, prompts=turn.prompts, group_size=turn.group_size))
         for k, prompt in enumerate(turn.prompts):
-            problem, start = PROBLEMS[prompt.id], policy.encode(PROBLEMS[prompt.id].question)
+            problem, start = PROBLEMS[prompt.id], policy.codec.encode(PROBLEMS[prompt.id].question)
             for g in range(turn.group_size):
                 key = prompt.id, prompt.sample + g
                 row = said.setdefault(key, [])
                 read = list(prompt.tokens[len(start) + len(row) :])
                 assert list(prompt.tokens) == [*start, *row, *read]  # what was said, and the tool's answer
-                assert not row or policy.decode(read) == echo(written[key], problem)
+                assert not row or policy.codec.decode(read) == echo(written[key], problem)
                 sampled = rows[k * turn.group_size + g].tokens.tolist()
                 row += [*read, *sampled]
-                written[key] = policy.decode(sampled)
+                written[key] = policy.codec.decode(sampled)
         episodes.take(dict(zip(turn.numbers, rows, strict=True)))
     made = completions_of(episodes.finished(), 3, 0)
     assert turns == 4

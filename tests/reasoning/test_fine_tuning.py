@@ -156,7 +156,7 @@ def test_every_example_is_used_once_per_epoch_and_none_is_held_out() -> None:
         for epoch in range(2):
             rows = torch.cat([stage._rows(block, 6 * epoch + step) for step in range(6)])
             assert sorted(rows.tolist()) == list(range(per_block))
-    taken = {stage._policy.decode(prompt) for block in range(NUM_BLOCKS) for prompt, *_ in stage._examples[block]}
+    taken = {stage._policy.codec.decode(prompt) for block in range(NUM_BLOCKS) for prompt, *_ in stage._examples[block]}
     held_out = GeneratedProblems("sum1-2-9", config.data.seed).batch(Split.test, 0, 200)
     assert not taken & {problem.question for problem in held_out}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from math_runs import TWO_STEPS, tiny_math
@@ -11,7 +13,7 @@ from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.learning.optimizer import FlatOptimizer
 from rlinf_embodied.reasoning import generation_stage
-from rlinf_embodied.reasoning.batch import Completions, PromptSet
+from rlinf_embodied.reasoning.batch import Batch, Completions
 from rlinf_embodied.reasoning.generation_stage import GenerationStage
 from rlinf_embodied.reasoning.objective import Objective
 from rlinf_embodied.reasoning.policy_folder import StageConfig
@@ -84,10 +86,9 @@ def test_free_blocks_are_begun_once_where_chunks_cut_their_set():
         for block in BLOCKS:
             step_context = StepContext(iteration, chunk=block, num_chunks=4)
             made = stage.run(step_context, {block: prompts[block]}).blocks[block]
-            (asked,) = prompts[block]
+            (batch,) = cast("list[Batch]", prompts[block])
             assert isinstance(made, Completions)
-            assert isinstance(asked, PromptSet)
-            assert made.problems == tuple(problem for problem, _ in asked.blocks[asked.index])
+            assert made.problems == tuple(problem for problem, _ in batch[block % config.blocks_per_batch])
     assert stage._engine.stats().decoding == stage._engine.stats().waiting == 0
 
 

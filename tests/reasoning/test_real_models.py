@@ -79,7 +79,7 @@ def test_it_trains_and_is_saved_as_transformers_loads_it(folders, files, tmp_pat
     assert weights_sha256(model.state_dict()) == summary["weights_sha256"] != weights_sha256(before.state_dict())
     policy = CausalLM.load(saved)
     question = "Ada has 3 apples. How many?"
-    tokens = policy.encode(question)
+    tokens = policy.codec.encode(question)
     assert torch.equal(logits_of(model, tokens), logits_of(policy.model, tokens))
     assert not torch.equal(logits_of(model, tokens), logits_of(before, tokens))
 

@@ -72,7 +72,7 @@ def engine_of(policy: CausalLM, **options: object) -> VllmEngine:
 
 
 def requests(policy: CausalLM, config: MathConfig) -> GenerationBlock:
-    prompts = tuple(Prompt(k, tuple(policy.encode(f"{k}+4="))) for k in range(3))
+    prompts = tuple(Prompt(k, tuple(policy.codec.encode(f"{k}+4="))) for k in range(3))
     return GenerationBlock(prompts, 2, config.generation, 9, 2)
 
 
@@ -102,9 +102,9 @@ def test_rows_begin_again_in_another_server_where_one_is_lost(policy) -> None:
     wait_for_tokens(lost)
     os.kill(lost._server.pid, signal.SIGKILL)
     for engine in (whole, lost):
-        rows = [(r.row, r.tokens.tolist(), r.ended, r.versions) for r in ended(engine)]
+        rows = [(r.row, r.tokens.tolist(), r.ended, r.versions.tolist()) for r in ended(engine)]
         assert [r[1] for r in rows] == [[*range(t[0], t[0] + len(t))] for t in (r[1] for r in rows)]
-        assert all(r[2] == (r[1][-1] == 6) and r[3] == ((3, len(r[1])),) for r in rows)
+        assert all(r[2] == (r[1][-1] == 6) and r[3] == [3] * len(r[1]) for r in rows)
         assert len({r[1][0] for r in rows}) > 1  # seeds differ by row
         engine.close()
         assert not engine._folder.exists()
@@ -114,15 +114,16 @@ def test_rows_under_way_stay_while_it_pauses_and_weights_change(policy) -> None:
     engine = engine_of(policy)
     engine.submit(requests(policy, config_of()))
     wait_for_tokens(engine)
-    assert engine.pause() == engine.poll() == []
+    engine.pause()
+    assert engine.poll() == []
     os.kill(engine._server.pid, signal.SIGKILL)  # also with no server to hear of it
     update(engine, 4, policy)
     engine.submit(requests(policy, config_of()))
     rows = ended(engine)
     assert len(rows) == 12
-    assert {row.versions for row in rows[6:]} == {((4, len(row.tokens)),) for row in rows[6:]}
-    assert {version for row in rows[:6] for version, _ in row.versions} <= {3, 4}  # some had ended
-    assert all(len(row.versions) == 1 for row in rows)  # what was lost begins again
+    assert all(row.versions.tolist() == [4] * len(row.tokens) for row in rows[6:])
+    assert all(row.versions[0] in (3, 4) for row in rows[:6])  # some had ended
+    assert all(len(row.versions.unique()) == 1 for row in rows)  # what was lost begins again
     assert engine.stats().tokens >= sum(len(row.tokens) for row in rows)
     engine.close()
 

@@ -67,10 +67,10 @@ def make_start(work: Work, steps: int = 1600, examples: int = 20_000) -> None:
     if (folder / "config.json").is_file():
         return
     shaped = CausalLM.tiny(TinyLMConfig(), seed=work.seed)
-    shaped.tokenizer.pad_token = EOS
-    shaped.model.config.pad_token_id = shaped.tokenizer.eos_token_id
+    shaped.codec.tokenizer.pad_token = EOS
+    shaped.model.config.pad_token_id = shaped.codec.tokenizer.eos_token_id
     with tempfile.TemporaryDirectory() as aside:
-        CausalLM(shaped.model, shaped.tokenizer).save(Path(aside) / "new")
+        CausalLM(shaped.model, shaped.codec.tokenizer).save(Path(aside) / "new")
         words = [
             *("algorithm=sft", "policy=folder", f"policy.folder={aside}/new", f"run.dir={aside}/run"),
             *(f"run.seed={work.seed}", f"data.seed={work.data_seed}", f"data.level={work.level}"),
@@ -84,7 +84,7 @@ def make_start(work: Work, steps: int = 1600, examples: int = 20_000) -> None:
 
 # ---------------------------------------------------------------------------------------- generation and the verifier
 def prompts_of(policy: CausalLM, problems: Sequence[Problem]) -> tuple[Prompt, ...]:
-    return tuple(Prompt(problem.id, tuple(policy.encode(FORM.prompt(problem)))) for problem in problems)
+    return tuple(Prompt(problem.id, tuple(policy.codec.encode(FORM.prompt(problem)))) for problem in problems)
 
 
 def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: int, index: int) -> list[Generated]:
@@ -104,7 +104,7 @@ def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: 
 
 def scored(policy: CausalLM, verifier: Verifier, rows: Sequence[Generated], problems: Sequence[Problem]) -> Rewards:
     """Returns what each completion earned."""
-    texts, ended = [policy.decode(row.tokens.tolist()) for row in rows], [row.ended for row in rows]
+    texts, ended = [policy.codec.decode(row.tokens.tolist()) for row in rows], [row.ended for row in rows]
     size = len(rows) // len(problems)
     verified = verifier.verify(texts, [problem for problem in problems for _ in range(size)], ended)
     rewards, correct = (torch.from_numpy(a).reshape(-1, size) for a in (verified.rewards, verified.correct))
