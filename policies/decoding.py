@@ -52,34 +52,17 @@ class CachedPrefix:
     values: list[Tensor]
 
 
-def read_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]], masked: Logits) -> CachedPrefix:
-    """Returns the keys and values of prompts, by one forward pass."""
-    device = next(model.parameters()).device
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    longest = int(lengths.max())
-    tokens = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.arange(longest) >= longest - lengths[:, None]
-    positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-    cache = DynamicCache()
-    logits = model(
-        input_ids=tokens.to(device),
-        attention_mask=mask.to(device),
-        position_ids=positions.to(device),
-        past_key_values=cache,
-        use_cache=True,
-        **({"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(type(model).forward).parameters else {}),
-    ).logits[:, -1]
-    layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
-    keys, values = [layer.keys for layer in layers], [layer.values for layer in layers]
-    return CachedPrefix(masked(logits), lengths.to(device), keys, values)  # pyright: ignore[reportArgumentType]
+class RingDecoder:
+    """Keys and values of S slots in a ring of W columns, with each slot's mask and next position.
 
+    The model's forward pass reads prompts; subclasses compute the steps.
+    """
 
-class Ring:
-    """Keys and values of S slots in a ring of W columns, with each slot's mask and next position."""
-
-    def __init__(self, max_num_seqs: int, width: int, device: torch.device) -> None:
+    def __init__(self, model: PreTrainedModel, max_num_seqs: int, width: int, masked: Logits) -> None:
         """Memory is allocated when the first prompt joins, which has the shapes."""
+        self._model, self._masked = model, masked
         self.max_num_seqs, self.width = max_num_seqs, width
+        device = next(model.parameters()).device
         self.keys: list[Tensor] = []  # per layer [S, heads, current columns, head size]
         self.values: list[Tensor] = []
         self.positions = torch.zeros(max_num_seqs, dtype=torch.long, device=device)
@@ -88,8 +71,33 @@ class Ring:
         self._spare = torch.zeros(0)  # memory of one table: each table grows into what the previous one freed
         self._size = 0  # elements in each table's memory
 
-    def join(self, prefix: CachedPrefix, prompts: Tensor, slots: Tensor) -> None:
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> CachedPrefix:
+        """Reads N prompts by one forward pass."""
+        model = self._model
+        device = next(model.parameters()).device
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        longest = int(lengths.max())
+        tokens = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+        mask = torch.arange(longest) >= longest - lengths[:, None]
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        cache = DynamicCache()
+        logits = model(
+            input_ids=tokens.to(device),
+            attention_mask=mask.to(device),
+            position_ids=positions.to(device),
+            past_key_values=cache,
+            use_cache=True,
+            **({"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(type(model).forward).parameters else {}),
+        ).logits[:, -1]
+        layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
+        keys, values = [layer.keys for layer in layers], [layer.values for layer in layers]
+        return CachedPrefix(self._masked(logits), lengths.to(device), keys, values)  # pyright: ignore[reportArgumentType]
+
+    @torch.inference_mode()
+    def join(self, prefix: Prefix, prompts: Tensor, slots: Tensor) -> None:
         """Copies prompts into slots, before the next column to write."""
+        assert isinstance(prefix, CachedPrefix), "a prefix of another decoder"
         length = prefix.keys[0].shape[2]
         if not self.keys:
             self._allocate(prefix)
@@ -128,6 +136,7 @@ class Ring:
         masked = self.hidden.new_full((self.max_num_seqs, extra), torch.finfo(self.hidden.dtype).min)
         self.hidden = torch.cat([self.hidden, masked], dim=1)
 
+    @torch.inference_mode()
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copies slots `sources` to slots `targets`."""
         for ring in (*self.keys, *self.values, self.hidden, self.positions):
@@ -138,18 +147,21 @@ class Ring:
         """Number of allocated columns; unwritten ones are masked."""
         return self.hidden.shape[1]
 
-    def open_column(self, num_rows: int) -> int:
-        """Makes the next column visible to the first rows and returns its number; `close_column` ends the step."""
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends one token to each of slots 0..n-1 and returns the next one's logits [n, V]."""
+        n, column = len(tokens), self.next % self.width
         if self.length <= self.next < self.width:
-            self._lengthen(min(self.length + _GROWTH, self.width), num_rows)
-        column = self.next % self.width
-        self.hidden[:num_rows, column] = 0.0
+            self._lengthen(min(self.length + _GROWTH, self.width), n)
+        self.hidden[:n, column] = 0.0
         self.next += 1
-        return column
+        logits = self._logits(tokens, column)
+        self.positions[:n] += 1
+        return self._masked(logits)
 
-    def close_column(self, num_rows: int) -> None:
-        """Advances the positions of the first rows by one token."""
-        self.positions[:num_rows] += 1
+    def _logits(self, tokens: Tensor, column: int) -> Tensor:
+        """Writes keys and values of tokens [n] to a column, which is visible, and returns the next ones' logits."""
+        raise NotImplementedError
 
 
 def _table(memory: Tensor, max_num_seqs: int, like: Tensor, length: int) -> Tensor:
@@ -159,12 +171,12 @@ def _table(memory: Tensor, max_num_seqs: int, like: Tensor, length: int) -> Tens
 
 
 class _RingLayer(CacheLayerMixin):
-    """One layer of a ring with the cache interface of transformers' attention modules."""
+    """A layer's rows in one step, with the cache interface of transformers' attention modules."""
 
-    def __init__(self, ring: Ring, layer: int) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, column: int) -> None:
+        """Takes the tables [n, heads, columns, head size], of which this step writes a column."""
         super().__init__()
-        self._ring, self._layer = ring, layer
-        self.column = 0
+        self._keys, self._values, self._column = keys, values, column
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -174,69 +186,31 @@ class _RingLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Writes one column, [n, heads, 1, head size] each, and returns all columns, including masked ones."""
-        keys, values = self._ring.keys[self._layer], self._ring.values[self._layer]
-        n = len(key_states)
-        keys[:n, :, self.column] = key_states[:, :, 0]
-        values[:n, :, self.column] = value_states[:, :, 0]
-        return keys[:n], values[:n]
+        self._keys[:, :, self._column] = key_states[:, :, 0]
+        self._values[:, :, self._column] = value_states[:, :, 0]
+        return self._keys, self._values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Returns (columns, offset), for models that build their own mask."""
-        return self._ring.length, 0
+        return self._keys.shape[2], 0
 
     def get_seq_length(self) -> int:
         """Returns the number of columns before this step's."""
-        return self._ring.length - 1
+        return self._keys.shape[2] - 1
 
     def get_max_length(self) -> int:
-        return self._ring.width
-
-
-class RingDecoder:
-    """Base of decoders with a ring: the model's forward pass reads prompts; rows join and move."""
-
-    def __init__(self, model: PreTrainedModel, ring: Ring, masked: Logits) -> None:
-        self._model, self._ring, self._masked = model, ring, masked
-
-    @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> CachedPrefix:
-        """Reads N prompts."""
-        return read_prompts(self._model, prompts, self._masked)
-
-    @torch.inference_mode()
-    def join(self, prefix: Prefix, prompts: Tensor, slots: Tensor) -> None:
-        """Puts copies of prompts into slots."""
-        assert isinstance(prefix, CachedPrefix), "a prefix of another decoder"
-        self._ring.join(prefix, prompts, slots)
-
-    @torch.inference_mode()
-    def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Moves rows into other slots."""
-        self._ring.move(sources, targets)
+        return self._keys.shape[2]
 
 
 class CachedDecoder(RingDecoder):
     """Rows in a ring, stepped by the model's own forward pass."""
 
-    def __init__(self, model: PreTrainedModel, max_num_seqs: int, width: int, masked: Logits) -> None:
-        """Allocates memory for S slots of W columns when the first prompt joins."""
-        super().__init__(model, Ring(max_num_seqs, width, next(model.parameters()).device), masked)
-        self._layers = [_RingLayer(self._ring, i) for i in range(model.config.get_text_config().num_hidden_layers)]
-        self._cache = Cache(layers=list(self._layers))
-
-    @torch.inference_mode()
-    def step(self, tokens: Tensor) -> Tensor:
-        """Appends one token to each of slots 0..n-1 and returns the next one's logits [n, V]."""
-        n, ring = len(tokens), self._ring
-        column = ring.open_column(n)
-        for layer in self._layers:
-            layer.column = column
-        logits = self._model(
+    def _logits(self, tokens: Tensor, column: int) -> Tensor:
+        n, tables = len(tokens), zip(self.keys, self.values, strict=True)
+        return self._model(
             input_ids=tokens[:, None],
-            attention_mask=ring.hidden[:n, None, None],
-            position_ids=ring.positions[:n, None],
-            past_key_values=self._cache,
+            attention_mask=self.hidden[:n, None, None],
+            position_ids=self.positions[:n, None],
+            past_key_values=Cache(layers=[_RingLayer(keys[:n], values[:n], column) for keys, values in tables]),
             use_cache=True,
         ).logits[:, -1]
-        ring.close_column(n)
-        return self._masked(logits)

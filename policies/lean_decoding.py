@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from policies.adapters import dense_bias, dense_weight
-from policies.decoding import Logits, Ring, RingDecoder, has_plain_cache
+from policies.decoding import Logits, RingDecoder, has_plain_cache
 
 _LARGEST_BYTES = 256 << 20  # of weights: in larger models products dominate, and the fused copy would waste memory
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # types whose tables do not depend on the sequence
@@ -93,21 +93,18 @@ class LeanDecoder(RingDecoder):
     """Rows in a ring, stepped with fused weights; the model's forward pass reads prompts."""
 
     def __init__(self, model: PreTrainedModel, max_num_seqs: int, width: int, masked: Logits) -> None:
-        """Copies the current weights; allocates memory for S slots of W columns when the first prompt joins."""
+        """Copies the current weights."""
+        super().__init__(model, max_num_seqs, width, masked)
         self._weights, config = LeanWeights.of(model), model.config
-        super().__init__(model, Ring(max_num_seqs, width, self._weights.embedding.device), masked)
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._size = model.model.layers[0].self_attn.head_dim
+        self._head_size = model.model.layers[0].self_attn.head_dim
         self._cos, self._sin = _rotary_tables(model, width)
 
-    @torch.inference_mode()
-    def step(self, tokens: Tensor) -> Tensor:
-        """Appends one token to each of slots 0..n-1 and returns the next one's logits [n, V]."""
-        n, ring, weights = len(tokens), self._ring, self._weights
-        column = ring.open_column(n)
-        positions = ring.positions[:n]
+    def _logits(self, tokens: Tensor, column: int) -> Tensor:
+        n, weights = len(tokens), self._weights
+        positions = self.positions[:n]
         cos, sin = self._cos[positions, None], self._sin[positions, None]
-        hidden = ring.hidden[:n, None, None]
+        hidden = self.hidden[:n, None, None]
         x = weights.embedding[tokens]
         for number, layer in enumerate(weights.layers):
             y = F.rms_norm(x, layer.norm.shape, layer.norm, weights.eps)
@@ -116,20 +113,19 @@ class LeanDecoder(RingDecoder):
             y = F.rms_norm(x, layer.mlp_norm.shape, layer.mlp_norm, weights.eps)
             gate, up = (y @ layer.gate_up).chunk(2, -1)
             x = torch.addmm(x, weights.act(gate) * up, layer.down)
-        ring.close_column(n)
-        return self._masked(F.rms_norm(x, weights.norm.shape, weights.norm, weights.eps) @ weights.head)
+        return F.rms_norm(x, weights.norm.shape, weights.norm, weights.eps) @ weights.head
 
     def _attend(self, qkv: Tensor, layer: int, column: int, cos: Tensor, sin: Tensor, hidden: Tensor) -> Tensor:
         """Writes this step's keys and values and returns the attention output, [n, heads * head size]."""
-        n, half = len(qkv), self._size // 2
-        qkv = qkv.view(n, -1, self._size)
+        n, half = len(qkv), self._head_size // 2
+        qkv = qkv.view(n, -1, self._head_size)
         unrotated = qkv[:, : self._heads + self._kv_heads]
         # rotate_half(x) is x rolled by half its size; its sign is in the sine table
         rotated = torch.addcmul(unrotated * cos, unrotated.roll(half, -1), sin)
-        keys, values = self._ring.keys[layer], self._ring.values[layer]
+        keys, values = self.keys[layer], self.values[layer]
         keys[:n, :, column] = rotated[:, self._heads :]
         values[:n, :, column] = qkv[:, self._heads + self._kv_heads :]
-        queries = rotated[:, : self._heads].view(n, self._kv_heads, -1, self._size)
+        queries = rotated[:, : self._heads].view(n, self._kv_heads, -1, self._head_size)
         scores = torch.matmul(queries, keys[:n].transpose(2, 3)).add_(hidden)
         return torch.matmul(scores.softmax(-1), values[:n]).view(n, -1)
 
