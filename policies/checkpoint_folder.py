@@ -27,6 +27,7 @@ from rlinf_embodied.interfaces.options import NoOptions, typed
 from rlinf_embodied.randomness import words
 
 CONFIG, WEIGHTS, STATISTICS = "config.json", "model.safetensors", "dataset_statistics.json"
+OPTIONS = "policy.options"  # in the config of a run
 _SCALE = "_scale"  # suffix of modules that hold statistics in `mean` and `std`
 _OPTIONS = "options."
 _ACTION = "give a policy checkpoint folder"
@@ -141,7 +142,7 @@ def with_optional(tensors: Mapping[str, Tensor], module: nn.Module) -> dict[str,
 def _settings(config: PolicyConfig, options_type: type) -> dict[str, object]:
     """Returns all settings by path, including defaults."""
     settings = asdict(config)
-    options = asdict(typed(settings.pop("options"), options_type, "policy.options"))
+    options = asdict(typed(settings.pop("options"), options_type, OPTIONS))
     return settings | {_OPTIONS + name: value for name, value in options.items()}
 
 

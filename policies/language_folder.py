@@ -19,9 +19,10 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from policies.checkpoint_folder import CONFIG, WEIGHTS
 from rlinf_embodied.errors import CheckpointError
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+INDEX = f"{WEIGHTS}.index.json"
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from policies.adapters import ADAPTER, ADAPTER_CONFIG, ADAPTERS, plain_state, read_adapters, write_adapters
 from policies.checkpoint_folder import (
+    OPTIONS,
     read_described,
     read_tensors,
     require_alike,
@@ -36,7 +37,6 @@ from rlinf_embodied.interfaces.policies import ImitationPolicy
 
 FILE, CRITIC = "policy.json", "critic.safetensors"
 OWN_FILES = {FILE, ADAPTER_CONFIG, "evaluation.json", "state.json", "manifest.json"}  # .json that others do not write
-OPTIONS = "policy.options"  # in the config of a run
 
 
 class BeginsWithFolder(Criticised, ImitationPolicy):

@@ -18,8 +18,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
-from policies.checkpoint_folder import seeded, write_json
-from policies.pi.config import CONFIG, SIZES, Family, read_config
+from policies.checkpoint_folder import CONFIG, seeded, write_json
+from policies.pi.config import SIZES, Family, read_config
 from policies.pi.folder import BACKBONE, Checkpoint, write_checkpoint
 from policies.pi.network import new_network
 from policies.pi.processors import PaddedTokenizer, read_processors

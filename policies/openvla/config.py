@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from policies.checkpoint_folder import CONFIG, OPTIONS
 from rlinf_embodied.config import LoraSettings, Precision
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.errors import CheckpointError
 
-CONFIG = "config.json"
-OPTIONS = "policy.options"  # in the config of a run
 WHOLE = "give a complete OpenVLA checkpoint folder"
 
 

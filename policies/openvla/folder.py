@@ -19,16 +19,15 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
-from policies.checkpoint_folder import read_json, read_tensors, write_json
+from policies.checkpoint_folder import CONFIG, STATISTICS, read_json, read_tensors, write_json
 from policies.language_folder import INDEX, weight_files
 from policies.openvla.actions import range_of
-from policies.openvla.config import CONFIG, WHOLE, Head, OpenVLAConfig, OpenVLAOptions, config_of
+from policies.openvla.config import WHOLE, Head, OpenVLAConfig, OpenVLAOptions, config_of
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import L1Head, OpenVLAOFT, ProprioProjector
 from policies.published_folder import OWN_FILES, load_weights, plain_weights
 from rlinf_embodied.errors import CheckpointError
 
-STATISTICS = "dataset_statistics.json"
 _SHARD_BYTES = 5 * 1000**3
 _COPIED = {".json", ".model", ".txt", ".jinja", ".py"}  # of tokenizers and processors
 _NOT_COPIED = {CONFIG, STATISTICS, INDEX, *OWN_FILES}

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.adapters import inject_adapters
-from policies.checkpoint_folder import dtype_of, seeded
+from policies.checkpoint_folder import OPTIONS, dtype_of, seeded
 from policies.critic import HIDDEN, Standardise, ValueHead
 from policies.language_folder import read_tokenizer
 from policies.openvla.actions import OFT_EPSILON, ActionTokens, range_of
@@ -30,7 +30,7 @@ from policies.openvla.decoding import TokenDistribution, decode, predicting_stat
 from policies.openvla.folder import Checkpoint, read_checkpoint, with_oft, write_checkpoint, write_described
 from policies.openvla.images import read_processor
 from policies.openvla.prompt import TokenRows, prompt_for, rows_of
-from policies.published_folder import OPTIONS, BeginsWithFolder
+from policies.published_folder import BeginsWithFolder
 from policies.vision import require_one_frame
 from rlinf_embodied.config import Critic
 from rlinf_embodied.config.checks import require
@@ -183,8 +183,8 @@ class OpenVLAPolicy(BeginsWithFolder):
     def _require_log_probs(self) -> None:
         if self.options.head is Head.l1:
             raise ObjectiveError(
-                "head is l1, but RL needs log-probs, which a regressed action does not have, and it would train a "
-                "token head that nothing reads: use head=discrete for RL; l1 can be evaluated"
+                "policy.options.head is l1, but RL needs log-probs, which a regressed action does not have, and it "
+                "would train a token head that nothing reads: use head=discrete for RL; l1 can be evaluated"
             )
 
     def _values(self, hidden: Tensor) -> Tensor:

@@ -12,15 +12,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
-from policies.checkpoint_folder import read_json
+from policies.checkpoint_folder import CONFIG, OPTIONS, read_json
 from policies.flow import FlowSettings
 from rlinf_embodied.config import LoraSettings, Precision
 from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.data.recorded import ACTION, STATE
 from rlinf_embodied.errors import CheckpointError
 
-CONFIG, SIZES = "config.json", "sizes.json"
-OPTIONS = "policy.options"  # in the config of a run
+SIZES = "sizes.json"
 WHOLE = "give a complete folder of a pi0, pi05 or smolvla in LeRobot's layout"
 
 _VISION = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size")

@@ -19,14 +19,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from policies.checkpoint_folder import read_tensors, write_json
+from policies.checkpoint_folder import CONFIG, WEIGHTS, read_tensors, write_json
 from policies.language_folder import weight_files
-from policies.pi.config import CONFIG, Family, PiConfig, read_config
+from policies.pi.config import Family, PiConfig, read_config
 from policies.pi.network import FlowNetwork, keep_float32, new_network
 from policies.pi.processors import PaddedTokenizer, Processors, read_processors, write_processors
 from policies.published_folder import load_weights, plain_weights
 
-BACKBONE, _WEIGHTS, _PREFIX = "backbone", "model.safetensors", "model."
+BACKBONE, _PREFIX = "backbone", "model."
 _COPIED = {".json", ".jinja", ".model", ".txt"}  # of a backbone
 _PALIGEMMA = "paligemma_with_expert.paligemma."
 _EMBEDDING, _HEAD = f"{_PALIGEMMA}model.language_model.embed_tokens.weight", f"{_PALIGEMMA}lm_head.weight"
@@ -110,4 +110,4 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     for stale in folder.glob("model*.safetensors*"):
         stale.unlink()  # it may be a link to a file of another folder
     weights = {_PREFIX + name: tensor for name, tensor in plain_weights(checkpoint.network).items()}
-    save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from policies.adapters import inject_adapters
-from policies.checkpoint_folder import dtype_of, read_json, seeded
+from policies.checkpoint_folder import OPTIONS, dtype_of, read_json, seeded
 from policies.critic import Standardise, ValueHead
 from policies.flow import ActsByFlow, Expert, NoiseHead, StepNoise, pending_features
 from policies.pi.config import ACTION, STATE, WHOLE, Family, PiOptions
 from policies.pi.folder import Checkpoint, read_checkpoint, write_checkpoint, write_described
 from policies.pi.network import Prefix
 from policies.pi.processors import resized
-from policies.published_folder import FILE, OPTIONS, BeginsWithFolder
+from policies.published_folder import FILE, BeginsWithFolder
 from policies.vision import image_features, require_seen
 from rlinf_embodied.config import Critic
 from rlinf_embodied.config.checks import require
