@@ -142,7 +142,7 @@ class VisionPolicy(KeptInFolder, Criticised, ImitationPolicy):
     def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> Self:
         policy = super().from_folder(folder, env, config)
         if policy.config.normalise_state or policy.config.normalise_actions:
-            policy.normalisation = _read(folder)
+            policy.normalisation = _read(folder, policy.config)
         return policy
 
 
@@ -158,7 +158,8 @@ def _write(folder: Path, normalisation: Mapping[str, Normalisation], env: EnvSpe
         write_steps(folder, name, [(step, settings)], statistics)
 
 
-def _read(folder: Path) -> dict[str, Normalisation]:
+def _read(folder: Path, config: PolicyConfig) -> dict[str, Normalisation]:
+    wanted = {STATE: config.normalise_state, ACTION: config.normalise_actions}
     try:
         step = read_steps(folder, PRE, {NORMALISE})[NORMALISE]
         found = [read_normalisation(folder, step, name, kind) for name, kind in _KINDS.items()]
@@ -166,6 +167,14 @@ def _read(folder: Path) -> dict[str, Normalisation]:
         raise CheckpointError(
             f"{folder}: {PRE}.json cannot be used ({error!r}): give another checkpoint folder"
         ) from error
+    for part in found:
+        mode = wanted[part.name] or NormMode.identity
+        if part.mode is not mode or (part.size is None) is not (mode is NormMode.identity):
+            has = f"{part.mode.name} and {'statistics' if part.statistics else 'no statistics'}"
+            raise CheckpointError(
+                f"{folder}: {PRE}.json has {has} for {part.name}, but config.json has {mode.name}: "
+                "copy the folder again, or give another checkpoint"
+            )
     return {part.name: part for part in found if part.statistics}
 
 

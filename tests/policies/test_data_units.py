@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from policies.tiny_vla import TinyVLA
 from rlinf_embodied.config import NormMode, PolicyConfig
 from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.data.statistics import vector_statistics
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.errors import CheckpointError, ConfigError
 from tests.observations import env_spec, observed
 
 ROWS, CHUNK, ACTION, STATE = 4, 3, 2, 6
@@ -52,6 +53,31 @@ def test_a_policy_in_data_units_is_a_plain_one_on_normalised_data(kind: type, mo
         torch.testing.assert_close(policy.imitation_loss(features, ACTIONS, targets), expected)
         said = greedy.record["chain"][:, -1] if kind is FlowVLA else greedy.actions
         torch.testing.assert_close(policy.act(features, None, 1.0).actions, action.inverse(said))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda step: step.pop("state_file"), "has min_max and no statistics for observation.state"),
+        (lambda step: step["config"]["norm_map"].pop("ACTION"), "has identity and statistics for action"),
+    ],
+)
+def test_a_folder_whose_statistics_are_not_those_of_its_config_is_refused(damage, message, tmp_path: Path) -> None:
+    config = PolicyConfig(
+        _target_="policies.tiny_vla.TinyVLA",
+        normalise_actions=NormMode.min_max,
+        normalise_state=NormMode.min_max,
+        options=SMALL,
+    )
+    policy = TinyVLA(config, ENV, 3)
+    policy.normalise_by(STATISTICS)
+    policy.save(tmp_path)
+    file = tmp_path / "policy_preprocessor.json"
+    content = json.loads(file.read_text())
+    damage(content["steps"][0])
+    file.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=f"{message}, but config.json has min_max: copy the folder again"):
+        TinyVLA.from_folder(tmp_path)
 
 
 def test_statistics_of_another_robot_are_refused() -> None:
