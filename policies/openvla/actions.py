@@ -78,10 +78,14 @@ def range_of(
     """
     names = ", ".join(sorted(statistics)) or "none"
     if unnorm_key is None and len(statistics) != 1:
-        raise ConfigError(f"unnorm_key is not given, but the checkpoint has statistics of {names}: choose one")
+        raise ConfigError(
+            f"policy.options.unnorm_key is not given, but the checkpoint has statistics of {names}: choose one"
+        )
     key = next(iter(statistics)) if unnorm_key is None else unnorm_key
     if key not in statistics:
-        raise ConfigError(f"unnorm_key is {key!r}, but the checkpoint has statistics of {names}: use one of these")
+        raise ConfigError(
+            f"policy.options.unnorm_key is {key!r}, but the checkpoint has statistics of {names}: use one of these"
+        )
     values = cast("Mapping[str, Mapping[str, ArrayLike]]", statistics[key]).get(section, {})
     if "q01" not in values or "q99" not in values:
         raise CheckpointError(
@@ -97,7 +101,7 @@ def range_of(
         )
     if dim not in (None, len(low)):
         raise ConfigError(
-            f"unnorm_key {unnorm_key!r} has {section} statistics of {len(low)} dimensions, but {dim} are needed: use "
-            "the unnorm_key of a data set of this robot"
+            f"policy.options.unnorm_key is {unnorm_key!r}, whose {section} statistics have {len(low)} dimensions, but "
+            f"{dim} are needed: use that of a data set of this robot"
         )
     return Range(low, high, mask)

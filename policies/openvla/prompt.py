@@ -44,7 +44,8 @@ def rows_of(prompts: Sequence[Sequence[int]], pad_token_id: int, width: int | No
             raise ConfigError(f"a prompt begins with token {ids[0]}, but it must begin with BOS ({BOS_TOKEN}): add it")
         if len(ids) > length:
             raise ConfigError(
-                f"a prompt has {len(ids)} tokens, but rows have {length}: shorten the instruction or widen the rows"
+                f"policy.options.prompt_length is {length}, but a prompt has {len(ids)} tokens: use at least as many, "
+                "or a shorter instruction"
             )
     padded = [[BOS_TOKEN, *[pad_token_id] * (length - len(ids)), *ids[1:]] for ids in ended]
     present = [[True, *[False] * (length - len(ids)), *[True] * (len(ids) - 1)] for ids in ended]

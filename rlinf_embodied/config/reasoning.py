@@ -113,6 +113,10 @@ class EpisodesConfig:
         for name, section in (("tool", config.tool), ("agent", config.agent)):
             require(not section.waits, f"{name}.waits", True, rule, action)
         if self.carried:
+            rule = "an iteration's problems are begun before those before it are scored"
+            for name in ("solved_share", "unsolved_share"):
+                share, action = getattr(config.data, name), "use episodes.carried=0, or leave it out"
+                require(share == 1, f"data.{name}", share, rule, action)
             agent, rule = config.agent._target_, "agents are not carried over to the next iteration"
             require(agent is None, "agent._target_", agent, rule, "use episodes.carried=0")
             algorithm = config.rl

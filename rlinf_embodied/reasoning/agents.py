@@ -92,17 +92,17 @@ class AgentEpisodes:
         session, url = self._sessions[number], f"http://127.0.0.1:{self._server.server_port}/{number}/v1"
         try:
             found = agent(session.episode.problem, url)
-            text, earned = (found, None) if isinstance(found, str) else ("", float(found))
+            text, earned = (found, None) if isinstance(found, str) else (None, float(found))
             if earned is not None and not math.isfinite(earned):
                 raise ValueError(f"it returned {found!r}, which is no reward")
         except Exception:  # noqa: BLE001 - a thread of the user's
-            text, earned, error = "", 0.0, traceback.format_exc()
+            text, earned, error = None, 0.0, traceback.format_exc()
         else:
             error = ""
         with self._changed:
             if not session.over:
                 session.over, session.episode.earned, session.error = True, earned, error
-                session.episode.text = text or session.episode.text
+                session.episode.text = session.episode.text if text is None else text
             self._changed.notify_all()
 
     def reply(self, number: int, request: Mapping[str, Any]) -> tuple[str, str, int, int]:

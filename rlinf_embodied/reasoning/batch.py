@@ -158,7 +158,7 @@ def generation_report(
     return GenerationReport(
         lengths=tuple(n for one in made for n in one.rows.mask.sum(1).tolist()),
         completions=sum(len(one.texts) for one in made),
-        truncated=sum(int((~one.ended).sum()) for one in made),
+        truncated=sum(int((~one.ended[one.last_rows()]).sum()) for one in made),
         turns=sum(one.turns for one in made),
         stale=sum(int(tokens.sum()) for tokens in older),
         finish_s=finish_s,

@@ -35,9 +35,9 @@ def passes_tests(completion: str, problem: Problem) -> float:
         ConfigError: the problem has no tests, or the machine cannot isolate programs.
     """
     tests = problem.columns.get("tests")
-    rule = 'a code problem has the column "tests": a list of {"input": ..., "output": ...} or of statements'
-    valid, path = isinstance(tests, list) and all(map(_is_test, tests)), f"tests of {problem.question[:80]!r}"
-    require(valid, path, tests, rule, "use data.columns=[tests], correct the row")
+    rule = 'a code problem has the column "tests": some {"input": ..., "output": ...} or statements, in a list'
+    valid, path = isinstance(tests, list) and tests and all(map(_is_test, tests)), f"tests of {problem.question[:80]!r}"
+    require(bool(valid), path, tests, rule, "use data.columns=[tests], correct the row")
     assert isinstance(tests, list)
     program = (_FENCED.findall(completion) or [completion])[-1]
     statements = [test for test in tests if isinstance(test, str)]

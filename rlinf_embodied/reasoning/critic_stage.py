@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.advantages import gae, next_values, standardized
 from rlinf_embodied.algorithms.losses import explained_variance, value_loss
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.language import TokenBatch, ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -84,6 +85,9 @@ class CriticStage(LearnerStage):
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
         # what a tool said has values as well: it is a part of the episode
         sequences, algorithm = replace(completions.rows, given=None).to(self.device), self._algorithm
+        rule = "the chat template began another row within an episode, and a critic takes episodes of one row"
+        target, action = self._config.tool._target_, "use algorithm=grpo, or a model with another template"
+        require(len(sequences) == len(completions.texts), "tool._target_", target, rule, action)
         mask, lengths = sequences.mask, sequences.lengths - sequences.prompt_lengths
         values = token_table(self._critic.values, sequences, algorithm.tokens_per_microbatch, self.device)
         earned, ended = torch.zeros_like(values), torch.zeros_like(mask)

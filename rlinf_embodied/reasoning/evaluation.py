@@ -26,6 +26,7 @@ from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.reasoning.agents import agent_of
 from rlinf_embodied.reasoning.answers import majority_is_right
 from rlinf_embodied.reasoning.batch import (
     Asked,
@@ -297,10 +298,11 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged.
-        ConfigError: reward._target_ or data._target_ cannot be used.
+        ConfigError: a _target_ cannot be used.
     """
     reward_function(config.reward)
     tool_of(config.tool)
+    agent_of(config.agent)
     problem_source(config.data, config.data.seed)
     folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
     cluster = find_cluster(config.cluster)
@@ -310,7 +312,8 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
     with closing(make_session(config.cluster)) as session:
         run = lambda: AnswerEvaluation(made, session, cluster, 0, folder).run(0)  # noqa: E731
         result = Recovery(session, RecoveryConfig(), view.note).repeat("evaluation", run, session.clear)
-    sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "tool", "reward", "eval")}
+    names = ("data", "generation", "tool", "agent", "reward", "eval")
+    sections = {name: asdict(getattr(config, name)) for name in names}
     content = result.summary() | {"checkpoint": config.checkpoint, **sections, "versions": library_versions()}
     folder.write_json("eval_info.json", content)
     source = config.data._target_ or ", ".join(config.data.files.values()) or config.data.level

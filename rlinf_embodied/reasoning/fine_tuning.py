@@ -148,14 +148,15 @@ class FineTuningStage(LanguageLearner):
             else:
                 parts = with_calls(tool.call, problem, text)
             chat, row, mask = policy.codec.chat(template.prompt(problem), problem.history), list[int](), list[bool]()
-            prompt = policy.encode_chat(chat)
+            prompt = policy.codec.encode_chat(chat)
             for part, said in parts:
-                tokens = (
-                    policy.encode_next_turn([*prompt, *row], [*chat, {"role": "tool", "content": part}])
-                    if said
-                    else policy.encode_completion(part)
-                )
                 chat = [*chat, {"role": "tool" if said else "assistant", "content": part}]
+                tokens = (
+                    policy.codec.encode_next_turn([*prompt, *row], chat) if said else policy.encode_completion(part)
+                )
+                rule = "the model's chat template writes earlier turns differently when a tool answers"
+                action = "use 0, or a model with another template"
+                require(tokens is not None, f"{settings.section}.tool_share", settings.tool_share, rule, action)
                 row, mask = [*row, *(tokens or [])], [*mask, *[said] * len(tokens or [])]
             if len(prompt) + len(row) <= most:
                 found.append((prompt, row, mask))

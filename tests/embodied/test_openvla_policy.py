@@ -230,7 +230,7 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
     env = replace(ENV, action_dim=toys.ACTION_DIM)
     policy = OpenVLAPolicy.from_folder(folder, env, config_of({**PARALLEL, "head": "l1", "unnorm_key": "arm"}))
     assert policy.act(policy.encode(shown()), None, 1.0).actions.shape == (ROWS, 4, toys.ACTION_DIM)
-    with pytest.raises(ObjectiveError, match="head is l1, but RL needs log-probs"):
+    with pytest.raises(ObjectiveError, match=r"policy\.options\.head is l1, but RL needs log-probs"):
         policy.policy_parameters()
 
 
@@ -243,8 +243,16 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
             r"policy.options.unorm_key is 'here', but .*did you mean policy.options.unnorm_key",
         ),
         ({**PARALLEL, "decoding": "diffusion"}, ENV, r"policy.options.decoding is 'diffusion', but"),
-        ({**PARALLEL, "unnorm_key": "there"}, ENV, "unnorm_key is 'there', but the checkpoint has statistics of here"),
-        (PARALLEL, replace(ENV, action_dim=7), "action statistics of 2 dimensions, but 7 are needed"),
+        (
+            {**PARALLEL, "unnorm_key": "there"},
+            ENV,
+            "policy.options.unnorm_key is 'there', but the checkpoint has statistics of here",
+        ),
+        (
+            PARALLEL,
+            replace(ENV, action_dim=7),
+            "policy.options.unnorm_key is None, whose action statistics have 2 dimensions, but 7 are needed",
+        ),
         (PARALLEL, replace(ENV, features=ENV.features[1:]), r"env.cameras is \[\], but the policy sees"),
         (ONE_BY_ONE, ENV, r"env.chunk is 4, but autoregressive OpenVLA decides on one action at a time"),
         ({**ONE_BY_ONE, "proprio": True}, ENV, r"policy.options.proprio is True, but only OpenVLA-OFT supports it"),
@@ -258,7 +266,7 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
             ENV,
             r"policy.options.lora.targets is \['q_proj', 'qkv'\], but the layers 'qkv' receive no gradient",
         ),
-        ({**PARALLEL, "prompt_length": 5}, ENV, "a prompt has .* tokens, but rows have 5"),
+        ({**PARALLEL, "prompt_length": 5}, ENV, "policy.options.prompt_length is 5, but a prompt has .* tokens"),
     ],
 )
 def test_what_does_not_fit_is_named(published, options: dict, env: EnvSpec, words: str) -> None:

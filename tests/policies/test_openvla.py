@@ -94,7 +94,7 @@ def test_prompts_end_together_in_the_empty_token():
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [([5, 6], "token 5, but it must begin with BOS"), ([1] * 9, "has 10 tokens, but rows have 5")],
+    [([5, 6], "token 5, but it must begin with BOS"), ([1] * 9, "prompt_length is 5, but a prompt has 10 tokens")],
 )
 def test_a_prompt_that_makes_no_row_is_refused(prompt, message):
     with pytest.raises(ConfigError, match=message):

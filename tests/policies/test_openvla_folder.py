@@ -172,7 +172,7 @@ def test_statistics_without_a_range_are_refused(folder):
 
 def test_statistics_of_another_robot_than_the_head_are_refused(tmp_path):
     toys.write_toy_oft(tmp_path / "oft", toys.oft(l1=True))
-    with pytest.raises(ConfigError, match="action statistics of 2 dimensions, but 3 are needed"):
+    with pytest.raises(ConfigError, match="action statistics have 2 dimensions, but 3 are needed"):
         read_oft(tmp_path / "oft", unnorm_key="hand", head=Head.l1)
 
 

@@ -23,7 +23,7 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Prompt, all_log_probs
+from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Prompt, all_log_probs, generation_report
 from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
 from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.objective import Round, training_rows
@@ -120,6 +120,20 @@ def test_rows_are_what_was_sampled_with_the_advantage_of_their_episode(policy) -
     expected = group_advantages(rewards.rewards, scale_by_std=config.rl.scale_by_std)
     assert rows.num_trained == len(rows)  # both groups differ
     assert torch.equal(rows.advantages[:, 0], expected.flatten()[list(made.samples)])
+
+
+def cut_off_then_asked_again(problem: Problem, base_url: str) -> str:
+    ask(base_url, [{"role": "user", "content": problem.question}], max_tokens=1)
+    ask(base_url, [{"role": "user", "content": "1+"}], max_tokens=1)
+    ask(base_url, [{"role": "user", "content": "2+"}], max_tokens=1)
+    return ""
+
+
+def test_an_episode_is_cut_off_at_most_once_and_its_agents_text_is_judged_also_without_a_letter(policy) -> None:
+    _, made = run(policy, "cut_off_then_asked_again")
+    assert int((~made.ended).sum()) > 8  # rows
+    assert generation_report([made], {}).truncated == int((~made.ended[made.last_rows()]).sum()) <= 8
+    assert made.texts == ("",) * 8
 
 
 def test_an_agent_that_asks_once_gives_a_completion_that_the_reward_judges(policy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -11,7 +12,8 @@ from runs import clone
 
 from policies.value_lm import ValueLM
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.reasoning.batch import Rewards
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reasoning.batch import Completions, Rewards
 from rlinf_embodied.reasoning.critic_stage import CriticStage
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -84,6 +86,15 @@ def test_advantages_are_those_worked_out_by_hand(folder):
     mean, std = float(every.mean()), float(every.std(correction=0))
     for found, expected in zip(advantages_of(output), raw, strict=True):
         assert found == pytest.approx([(a - mean) / std for a in expected], abs=1e-5)
+
+
+def test_episodes_of_several_rows_are_refused_by_name(folder):
+    made, rewards = block([0, 1])
+    assert isinstance(made, Completions)
+    episode = replace(made, problems=made.problems[:1], texts=made.texts[:1], samples=(0, 0), earned=(None,))
+    stage = critic(folder, "tool._target_=rlinf_embodied.reasoning.calculator.calculate")
+    with pytest.raises(ConfigError, match=r"tool\._target_ is '.*', but the chat template .*use algorithm=grpo"):
+        stage.run(StepContext(0), {0: [episode, rewards]})
 
 
 def test_the_update_brings_values_closer_to_returns_and_reports_the_loss_before_it(folder):

@@ -160,12 +160,16 @@ class Quick(EmulatedEngine):
     step_s, row_s, median, spread = 2e-3, 1e-4, 6.0, 0.6
 
 
+class Slow(Quick):
+    step_s = 0.05
+
+
 def test_an_emulated_engine_takes_the_time_and_keeps_to_the_protocol(policies) -> None:
     policy, _ = policies
     engine, block = Quick(policy, 0, 5), requests(policy)
     assert isinstance(engine, Engine)
     rows = ended_of(engine, block)
-    again = Quick(policy, 0, 12)
+    again = Slow(policy, 0, 12)  # that some rows are still under way after two polls
     half = {row.row: row for row in _begun(again, block, steps=2)}
     again.pause()
     time.sleep(0.1)
@@ -285,6 +289,10 @@ def test_what_free_running_does_not_go_with() -> None:
         (["run.exact=true"], "episodes.free"),
         (["episodes.free=false", "episodes.carried=0.5"], "episodes.carried"),
         (["episodes.carried=0.5", "algorithm.tis_cap=null"], "algorithm.tis_cap"),
+        (
+            ["episodes.carried=0.5", "data.unsolved_share=0", "data.files.all=a.jsonl"],
+            "data.unsolved_share is 0.*, but an",
+        ),
         (["tool.waits=true"], "tool.waits"),
         (["agent._target_=a.b", "agent.waits=true"], "agent.waits"),
     ):

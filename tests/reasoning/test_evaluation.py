@@ -146,10 +146,18 @@ def test_a_checkpoint_is_evaluated_as_its_run_did_it(trained, tmp_path, capsys) 
     after = json.loads((trained / "summary.json").read_text())["after"]
     assert {key: info[key] for key in after} == after
     assert info["data"]["level"] == "sum1-2-9"
+    assert info["agent"]["_target_"] is None
     out = capsys.readouterr().out
     assert f"sum1-2-9: greedy {100 * after['accuracy']:.1f} % [" in out
     assert f"of {NUMBER} problems, pass@1" in out
     assert (tmp_path / "samples.md").read_text().startswith("| problem | answer | completion | right |")
+
+
+def test_an_agent_that_cannot_be_imported_is_named_before_anything_starts(tmp_path) -> None:
+    model = model_folder(tmp_path / "model", "qwen2")
+    with pytest.raises(ConfigError, match=r"agent\._target_ is 'no\.agent'"):
+        evaluate(tmp_path / "out", model, "data.level=sum1-2-9", "agent._target_=no.agent")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_plain_folder_of_hugging_face_is_evaluated_on_ones_own_problems(tmp_path, capsys) -> None:

@@ -13,6 +13,7 @@ from math_runs import TINY_MATH, sft, tiny_math
 from runs import cluster, learned, metric_rows, train
 
 from policies.causal_lm import CausalLM
+from policies.text_codec import TextCodec
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
@@ -159,6 +160,14 @@ def test_every_example_is_used_once_per_epoch_and_none_is_held_out() -> None:
     taken = {stage._policy.codec.decode(prompt) for block in range(NUM_BLOCKS) for prompt, *_ in stage._examples[block]}
     held_out = GeneratedProblems("sum1-2-9", config.data.seed).batch(Split.test, 0, 200)
     assert not taken & {problem.question for problem in held_out}
+
+
+def test_calls_of_a_tool_that_a_chat_template_cannot_write_are_refused(monkeypatch) -> None:
+    calls = ["tool._target_=rlinf_embodied.reasoning.calculator.calculate", "warm_start.tool_share=0.5"]
+    assert any(any(given) for _, _, given in alone(few(*calls))._examples[0])
+    monkeypatch.setattr(TextCodec, "encode_next_turn", lambda self, tokens, chat: None)
+    with pytest.raises(ConfigError, match=r"warm_start\.tool_share is 0\.5, but the model's chat template"):
+        alone(few(*calls))
 
 
 def test_examples_that_do_not_fit_are_left_out() -> None:

@@ -194,6 +194,7 @@ def test_a_program_earns_by_its_problems_tests(completion, tests, earned):
     assert passes_tests(completion, Problem(0, "Square.", "-", None, "text", "own", {"tests": tests})) == earned
 
 
-def test_a_problem_without_tests_is_named():
-    with pytest.raises(ConfigError, match=r"tests of 'Square\.' is None, but a code problem has the column"):
-        passes_tests("", Problem(0, "Square.", "-", None, "text", "own"))
+@pytest.mark.parametrize(("columns", "given"), [({}, "None"), ({"tests": []}, r"\[\]")])
+def test_a_problem_without_tests_is_named(columns, given):
+    with pytest.raises(ConfigError, match=rf"tests of 'Square\.' is {given}, but a code problem has the column"):
+        passes_tests("", Problem(0, "Square.", "-", None, "text", "own", columns))
