@@ -57,6 +57,7 @@ from rlinf_embodied.training.recovery import Recovery
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 STAGE = "answers"
+_MOST_DRAWS = 20  # per held-out problem, until its question is a new one
 GREEDY, SAMPLED = "greedy", "sampled"  # the ways in which the held-out problems are answered
 
 
@@ -66,20 +67,18 @@ class ProblemSet:
 
     name: str
     config: MathConfig  # the run's, with the sections data and generation of the set
-    problems: Prompts
-    number: int
+    problems: Sequence[Asked]
     per_block: int
     num_samples: int  # per problem
     greedy: bool
 
     @property
     def num_blocks(self) -> int:
-        return -(-self.number // self.per_block)
+        return -(-len(self.problems) // self.per_block)
 
     def block(self, number: int) -> list[Asked]:
         """Returns the problems of a block; none behind the last one."""
-        first = number * self.per_block
-        return self.problems.batch(first, max(0, min(self.per_block, self.number - first)))
+        return list(self.problems[number * self.per_block :][: self.per_block])
 
 
 def problem_sets(config: MathConfig, folder: str | None) -> dict[str, ProblemSet]:
@@ -104,14 +103,28 @@ def problem_sets(config: MathConfig, folder: str | None) -> dict[str, ProblemSet
                 setattr(changed, section, replace(before, **values))
             except (ConfigError, TypeError) as error:
                 raise ConfigError(f"eval.sets.{name}: {error}") from error
-        problems = Prompts.of(changed, folder, Split.test)
-        size, most = problems.size(), own.problems_per_block
-        number = given.num_problems if size is None else min(size, given.num_problems)
-        per_block = min(most, -(-number // found[GREEDY].num_blocks)) if found else most
-        found[name] = ProblemSet(name, changed, problems, number, per_block, given.num_samples, given.greedy)
+        problems = _distinct(Prompts.of(changed, folder, Split.test), given.num_problems)
+        most = own.problems_per_block
+        per_block = min(most, -(-len(problems) // found[GREEDY].num_blocks)) if found else most
+        found[name] = ProblemSet(name, changed, problems, per_block, given.num_samples, given.greedy)
     if own.num_samples:
         found[SAMPLED] = replace(found[GREEDY], name=SAMPLED, num_samples=own.num_samples, greedy=False)
     return found
+
+
+def _distinct(prompts: Prompts, number: int) -> list[Asked]:
+    """Returns the first `number` distinct questions; a level with few of them has fewer.
+
+    A question that counted twice would make intervals too narrow.
+    """
+    questions = dict[str, Asked]()
+    for start in range(0, _MOST_DRAWS * number, number):
+        drawn = prompts.batch(start, number)
+        for asked in drawn:
+            questions.setdefault(asked[0].key, asked)
+        if len(questions) >= number or len(drawn) < number:
+            break
+    return list(questions.values())[:number]
 
 
 class AnswerStage(LanguageStage):

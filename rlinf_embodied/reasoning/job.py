@@ -135,8 +135,7 @@ class ReasoningJob:
         problem_source(config.data, config.run.seed)
         model = None if folder is None else str(folder)
         Prompts.of(config, model, Split.train).batch(0, 1)
-        for found in problem_sets(config, model).values():
-            found.block(0)
+        problem_sets(config, model)
 
     def _require_reward_model(self, model: str, folder: Path | None) -> None:
         """Checks that the reward model can read what the policy writes."""

@@ -74,10 +74,6 @@ class Prompts:
             most, reason = config.data.max_prompt_tokens, "data.max_prompt_tokens leaves out longer prompts"
         return cls(split, config.data, seed, codec, most, reason)
 
-    def size(self) -> int | None:
-        """Returns how many prompts a held-out split has; None: there is always a next one."""
-        return None if self._held_out is None else len(self._held_out)
-
     def batch(self, start: int, count: int, pools: Mapping[str, bool] = MappingProxyType({})) -> list[Asked]:
         """Returns the problems at positions start .. start + count - 1 of the stream, with their prompts.
 

@@ -13,10 +13,12 @@ from runs import clone, cluster, train
 
 from rlinf_embodied.compose import compose_answers
 from rlinf_embodied.config import MathConfig
+from rlinf_embodied.data.problems import Split, split_of
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.answers import majority_is_right
 from rlinf_embodied.reasoning.batch import ScoredGroup
 from rlinf_embodied.reasoning.evaluation import (
+    GREEDY,
     AnswerEvaluation,
     AnswerResult,
     evaluate_command,
@@ -109,6 +111,13 @@ def test_each_evaluation_answers_the_named_sets_in_their_own_way(plain) -> None:
 def test_a_wrong_set_is_refused(given, message) -> None:
     with pytest.raises(ConfigError, match=message):
         problem_sets(settings(f"eval.sets.a.{given}"), None)
+
+
+def test_a_question_that_a_small_level_draws_again_counts_once() -> None:
+    sets = problem_sets(settings("data.level=sum1-1-9", "eval.num_problems=200", "eval.problems_per_block=4"), None)
+    asked = [problem.question for block in range(sets[GREEDY].num_blocks) for problem, _ in sets[GREEDY].block(block)]
+    sums = [f"{a}{sign}{b}=" for a in range(1, 10) for sign in "+-" for b in range(1, 10) if sign == "+" or a >= b]
+    assert sorted(asked) == sorted(question for question in sums if split_of(question) is Split.test)
 
 
 def test_a_majority_is_of_equal_answers_and_the_first_of_equals() -> None:
