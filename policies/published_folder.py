@@ -1,4 +1,4 @@
-"""What published folders have in common, and the files that this project adds to them, by which it knows its own.
+"""Policies from published folders, and the files that this project adds to a published layout.
 
 policy.json           policy section and env
 critic.safetensors    value head, statistics of the state that it sees, and the noise head of flow-noise
@@ -36,7 +36,7 @@ from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import ImitationPolicy
 
 FILE, CRITIC = "policy.json", "critic.safetensors"
-OWN_FILES = {FILE, ADAPTER_CONFIG, "evaluation.json", "state.json", "manifest.json"}  # .json that others do not write
+OWN_FILES = {FILE, ADAPTER_CONFIG, "evaluation.json", "state.json", "manifest.json"}  # JSON of this project
 
 
 class BeginsWithFolder(Criticised, ImitationPolicy):
@@ -44,17 +44,17 @@ class BeginsWithFolder(Criticised, ImitationPolicy):
 
     reads_published = True
     proprio_jitter = 0.0  # the state is in the units of its data
-    example: ClassVar[str]  # the file in experiments/examples that makes a small folder
+    example: ClassVar[str]  # the file in experiments/examples that creates a small folder
     options_type: ClassVar[type]  # with `lora`
-    shape: ClassVar[tuple[str, ...]]  # options that decide which tensors there are
-    adapted: ClassVar[tuple[str, ...]] = ("freeze_vision",)  # those that say where adapters are
+    shape: ClassVar[tuple[str, ...]]  # options that decide the set of tensors
+    adapted: ClassVar[tuple[str, ...]] = ("freeze_vision",)  # options that decide which layers have adapters
     _critic = "critic"
     env: EnvSpec
     options: Any
-    checkpoint: Any  # what its folder holds; with `folder`, where it was read
+    checkpoint: Any  # the content of its folder; `checkpoint.folder` is the source
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
-        """Refuses: there is no network without a folder.
+        """Raises: there is no network without a folder.
 
         Raises:
             ConfigError: always.
@@ -66,11 +66,11 @@ class BeginsWithFolder(Criticised, ImitationPolicy):
 
     @classmethod
     def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> Self:
-        """See Policy; published folders need `env` and `config`.
+        """Returns the policy of a folder; published folders need `env` and `config`.
 
         Raises:
             CheckpointError: the folder is damaged or of another policy, or lacks weights.
-            ConfigError: options that are unknown, or do not fit the folder or the env.
+            ConfigError: options are unknown, or do not fit the folder or the env.
         """
         policy = cls.__new__(cls)
         policy.config, policy.env = cls._use(folder, env, config)
@@ -81,33 +81,33 @@ class BeginsWithFolder(Criticised, ImitationPolicy):
 
     @classmethod
     def _use(cls, folder: Path, env: EnvSpec | None, config: PolicyConfig | None) -> tuple[PolicyConfig, EnvSpec]:
-        """Returns how a folder's policy is used, and in what it acts: of a published one `config` and `env`.
+        """Returns the config and env of a folder's policy; a published folder uses `config` and `env`.
 
-        Of one that was trained here `config` may change what decides no shape.
+        For a folder that was trained here, `config` may change options that decide no shape.
         """
         if (folder / FILE).is_file():
-            saved, known = read_described(folder / FILE)
+            saved, saved_env = read_described(folder / FILE)
             has_adapters = typed(saved.options, cls.options_type, OPTIONS).lora.rank
             fixed = {"critic", *(f"options.{name}" for name in (*cls.shape, *(cls.adapted if has_adapters else ())))}
             require_alike(folder, saved, config or saved, cls.options_type, fixed.__contains__)
-            return config or saved, known
+            return config or saved, saved_env
         if env is None or config is None:
             raise CheckpointError(
-                f"{folder} is a published folder, which does not say what it acts in: start a training with it "
+                f"{folder} is a published folder, which does not name its env: start a training with it "
                 "(warm_start.checkpoint=<dir> run.num_iterations=0 evaluates it), and use that run's checkpoint"
             )
         return config, env
 
     def _read(self, folder: Path) -> None:
-        """Reads `checkpoint` and makes `module`, of config, env and options."""
+        """Sets `checkpoint` and `module` from a folder, config, env and options."""
         raise NotImplementedError
 
     def _write(self, folder: Path, weights: bool) -> None:
-        """Writes `checkpoint` in the published layout, with or without its `weights`; adapters are left out."""
+        """Writes `checkpoint` in the published layout, with or without its `weights`, without adapters."""
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
-        """Writes the published layout with what this project adds; weights below adapters are links to those read."""
+        """Writes the published layout and this project's files; base weights of adapters are links to the source."""
         folder.mkdir(parents=True, exist_ok=True)
         source, parts = self.checkpoint.folder, _parts(self.module)
         links = source.is_dir() and any(ADAPTER in name for name in parts)  # an earlier checkpoint may not be kept
@@ -128,22 +128,22 @@ def load_weights(
     keep_float32: Callable[[str], bool] = lambda name: False,
     hint: str = "",
 ) -> None:
-    """Makes the tensors of a folder those of a module, in eval mode; some keep float32 whatever the `dtype`.
+    """Loads a folder's tensors into a module as `dtype`, except for names that `keep_float32`; sets eval mode.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, or of another shape; `hint` is added.
+        CheckpointError: a tensor is missing, unknown, or of another shape; the message ends in `hint`.
     """
-    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    shapes = ((name, shape) for name, shape in wanted.items() if given.get(name, shape) != shape)
-    wrong = {
-        "missing": sorted(wanted.keys() - given.keys()),
-        "unknown": sorted(given.keys() - wanted.keys()),
+    shapes = ((name, shape) for name, shape in expected.items() if given.get(name, shape) != shape)
+    problems = {
+        "missing": sorted(expected.keys() - given.keys()),
+        "unknown": sorted(given.keys() - expected.keys()),
         "of another shape": [f"{name} {list(given[name])} instead of {list(shape)}" for name, shape in shapes],
     }
-    if any(wrong.values()):
-        said = "; ".join(f"{len(names)} {kind}, first {names[0]}" for kind, names in wrong.items() if names)
-        raise CheckpointError(f"the weights in {where} do not fit its config.json: {said}. Copy both again{hint}")
+    if any(problems.values()):
+        listed = "; ".join(f"{len(names)} {kind}, first {names[0]}" for kind, names in problems.items() if names)
+        raise CheckpointError(f"the weights in {where} do not fit its config.json: {listed}. Copy both again{hint}")
     cast = {name: t.to(torch.float32 if keep_float32(name) else dtype) for name, t in tensors.items()}
     module.load_state_dict(cast, assign=True)
     module.eval()
@@ -153,16 +153,18 @@ def _read_parts(folder: Path, module: nn.Module) -> None:
     """Overwrites critic and adapters with those of a folder that was trained here.
 
     Raises:
-        CheckpointError: they are missing, damaged or of other shapes.
+        CheckpointError: their files are missing, damaged or of other shapes.
     """
     if not (folder / FILE).is_file():
         return
-    tensors, own, action = read_tensors(folder / CRITIC), _parts(module), "give a complete checkpoint folder"
-    if any(ADAPTER in name for name in own):
+    tensors, expected, action = read_tensors(folder / CRITIC), _parts(module), "give a complete checkpoint folder"
+    if any(ADAPTER in name for name in expected):
         tensors |= {f"model.{name}": tensor for name, tensor in read_adapters(folder).items()}
     tensors = with_optional(tensors, module)
-    if unlike := sorted(set(tensors) ^ set(own)):
-        raise CheckpointError(f"{folder} holds other tensors than this policy has ({', '.join(unlike[:3])}): {action}")
+    if differing := sorted(set(tensors) ^ set(expected)):
+        raise CheckpointError(
+            f"{folder} and this policy differ in their tensors ({', '.join(differing[:3])}): {action}"
+        )
     try:
         module.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
@@ -171,7 +173,7 @@ def _read_parts(folder: Path, module: nn.Module) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- write
 def _link_weights(source: Path, folder: Path) -> None:
-    """Makes the weights of a folder those of another one, as links where the file system can."""
+    """Links the weight files of `source` into a folder, or copies them across file systems."""
     own = (CRITIC, ADAPTERS)
     for path in source.iterdir():
         if path.name.endswith((".safetensors", ".pt", ".index.json")) and not path.name.startswith(("policy_", *own)):
@@ -183,11 +185,11 @@ def _link_weights(source: Path, folder: Path) -> None:
 
 
 def plain_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Returns copies of the weights below adapters, by their published names."""
+    """Returns copies of the weights without adapters, by their published names."""
     return {name: stored(tensor) for name, tensor in plain_state(module).items()}
 
 
 def _parts(module: nn.Module) -> dict[str, Tensor]:
-    """Returns what a published folder has no place for."""
+    """Returns the tensors that are not part of the published layout."""
     kinds = ("critic.", "privileged_scale.", "noise.")
     return {name: t for name, t in module.state_dict().items() if name.startswith(kinds) or ADAPTER in name}

@@ -1,7 +1,7 @@
-"""A policy that acts elsewhere: any server of openpi's websocket protocol (docs/serving.md).
+"""A policy behind any server of openpi's websocket protocol (docs/serving.md).
 
-A server of this project gets all rows of a call at once, with the noise that the policy would be handed here: its
-actions are those of the same checkpoint in this process.  Another one is asked row by row.
+A server of this project receives all rows of a call at once, with the noise: its actions equal those of the same
+checkpoint in this process.  Other servers receive one request per row.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class RemotePolicy(ActingPolicy):
 
     @classmethod
     def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> RemotePolicy:
-        """Returns the policy of a server; there is no folder."""
+        """Returns the policy of a server; `folder` is ignored."""
         assert config is not None
         return cls(config)
 
     def encode(self, observation: Observation) -> Features:
-        """Returns what a request holds; texts as UTF-8, uint8 [B, L], padded by zeros."""
+        """Returns the content of a request; texts are UTF-8, uint8 [B, L], padded with zeros."""
         texts = np.array([text.encode() + b" " for text in observation.instruction])
         features = {PROMPT: torch.from_numpy(texts.view(np.uint8).reshape(len(texts), -1).copy())}
         features |= {f"{IMAGES}{name}": value for name, value in observation.images.items()}
@@ -56,32 +56,32 @@ class RemotePolicy(ActingPolicy):
         return features if observation.privileged is None else features | {PRIVILEGED: observation.privileged}
 
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Returns the server's actions; log-probs are 0, nobody asks for them.
+        """Returns the server's actions; log-probs, which are not used, are 0.
 
         Raises:
-            ServerError: the server is gone, refused an observation, or returned too few actions.
+            ServerError: the connection failed, the server rejected an observation, or returned too few actions.
         """
         arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in features.items()}
         arrays[PROMPT] = [bytes(row).rstrip(b"\0")[:-1].decode() for row in arrays[PROMPT]]
-        named = {ours: theirs for theirs, ours in self._options.keys.items()}
-        if wrong := set(named) - set(arrays):
+        names = {ours: theirs for theirs, ours in self._options.keys.items()}
+        if unknown := set(names) - set(arrays):
             raise ConfigError(
-                f"remote.keys names {min(wrong)!r}, but the env shows {', '.join(arrays)}: use one of them"
+                f"remote.keys names {min(unknown)!r}, but the env shows {', '.join(arrays)}: use one of them"
             )
-        request, rows = {named.get(name, name): value for name, value in arrays.items()}, len(arrays[PROMPT])
+        request, rows = {names.get(name, name): value for name, value in arrays.items()}, len(arrays[PROMPT])
         if self._client.ours is not None:
             drawn = None if noise is None else noise.cpu().numpy()
-            asked = {"rows": rows, "noise": drawn, "temperature": temperature}
-            found = self._client.infer({**request, OURS: asked})
+            call = {"rows": rows, "noise": drawn, "temperature": temperature}
+            chunks = self._client.infer({**request, OURS: call})
         else:
-            each = [{name: value[row] for name, value in request.items()} for row in range(rows)]
-            found = np.stack([self._client.infer(one) for one in each])
-        if found.shape[1] < self._chunk:
-            action = f"use env.chunk={found.shape[1]} or less"
+            requests = [{name: value[row] for name, value in request.items()} for row in range(rows)]
+            chunks = np.stack([self._client.infer(single) for single in requests])
+        if chunks.shape[1] < self._chunk:
+            action = f"use env.chunk={chunks.shape[1]} or less"
             raise ServerError(
-                f"{self.source}, which returns {found.shape[1]} of env.chunk={self._chunk} actions: {action}"
+                f"{self.source}, which returns {chunks.shape[1]} of env.chunk={self._chunk} actions: {action}"
             )
-        actions = torch.from_numpy(found[:, : self._chunk].copy())
+        actions = torch.from_numpy(chunks[:, : self._chunk].copy())
         return PolicyOutput(actions, {"actions": actions}, torch.zeros(*actions.shape[:2], 1))
 
 

@@ -1,8 +1,8 @@
-"""A policy that Stable-Baselines3 saved (model.save): it acts in evaluations here, and is not trained.
+"""A policy saved by Stable-Baselines3 (model.save), for evaluations only.
 
-The zip holds the class of its policy and the spaces; any algorithm's does whose policy has `predict` (PPO, A2C, SAC,
-TD3, DDPG, DQN).  Where it was trained behind VecNormalize, the statistics are read from vecnormalize.pkl in its folder.
-Reading either runs what their pickles say, so open files of people that you trust only.
+The zip contains the policy's class and the spaces; any algorithm whose policy has `predict` works (PPO, A2C, SAC, TD3,
+DDPG, DQN).  VecNormalize statistics are read from vecnormalize.pkl in the zip's folder, if it exists.  Both files
+contain pickles, which can execute code: only open files that you trust.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ _ACTION = "give a file that model.save(...) of Stable-Baselines3 wrote"
 
 
 class StableBaselinesPolicy(ActingPolicy):
-    """SB3's greedy actions; features are the parts of an observation that its space asks for."""
+    """SB3's greedy actions; features are the parts of the policy's observation space."""
 
     reads_published = True
 
     def __init__(self, policy: BasePolicy, normaliser: VecNormalize | None, path: Path) -> None:
-        """Takes the policy, the statistics of its training, and where they came from, for errors."""
+        """Takes the policy, its observation statistics, and its path for error messages."""
         self._policy, self._normaliser, self._path = policy.eval(), normaliser, path
         self.module: nn.Module = policy
         self.source = f"{path} is a policy of Stable-Baselines3"
         space = policy.action_space
         if not isinstance(space, spaces.Box | spaces.Discrete):
             raise CheckpointError(
-                f"checkpoint is {str(path)!r}, whose actions are {space}, but Box or Discrete acts here"
+                f"checkpoint is {str(path)!r}, whose actions are {space}, but only Box and Discrete are supported"
             )
         self._space = space
         size = int(space.n) if isinstance(space, spaces.Discrete) else int(np.prod(space.shape))
         self.spec = PolicySpec("sb3", 1, size, 1, Noise((1,)))
 
     def encode(self, observation: Observation) -> Features:
-        """Returns what the policy's observation space asks for, by name.
+        """Returns the parts of the policy's observation space, by name.
 
         Raises:
-            CheckpointError: the env does not show it.
+            CheckpointError: the env's observations lack a part.
         """
         wanted = self._policy.observation_space
         parts = wanted.spaces if isinstance(wanted, spaces.Dict) else {"": wanted}
@@ -62,34 +62,34 @@ class StableBaselinesPolicy(ActingPolicy):
         shape = tuple(space.shape or ())
         state = observation.privileged
         known = {"proprio": observation.proprio, "state": None if state is None else state[:, :-CLOCK_COLUMNS]}
-        if seen := list(observation.images.values()):
-            known["image"] = seen[0]
-            known["image, channels first"] = seen[0].permute(0, 3, 1, 2)
+        if images := list(observation.images.values()):
+            known["image"] = images[0]
+            known["image, channels first"] = images[0].permute(0, 3, 1, 2)
         for kind, value in known.items():
             if value is not None and tuple(value.shape[1:]) == shape and name in ("", kind.split(",")[0]):
                 return value
-        shown = {kind: list(value.shape[1:]) for kind, value in known.items() if value is not None}
+        available = {kind: list(value.shape[1:]) for kind, value in known.items() if value is not None}
         raise CheckpointError(
             f"checkpoint is {str(self._path)!r}, whose policy sees {name or 'an observation'} of shape {list(shape)}, "
-            f"but the env shows {shown}: choose the env that it was trained in (env=..., env.cameras, env.obs_size)"
+            f"but the env shows {available}: choose the env that it was trained in (env=..., env.cameras, env.obs_size)"
         )
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Returns greedy actions, mapped from the policy's bounds to [-1, 1]; log-probs are 0, nobody asks for them."""
-        seen: Any = {name: value.cpu().numpy() for name, value in features.items()}
-        seen = seen.get("", seen)
+        """Returns greedy actions, mapped from the policy's bounds to [-1, 1]; log-probs, which are not used, are 0."""
+        inputs: Any = {name: value.cpu().numpy() for name, value in features.items()}
+        inputs = inputs.get("", inputs)
         if self._normaliser is not None:
-            seen = self._normaliser.normalize_obs(seen)
-        chosen, _ = self._policy.predict(seen, deterministic=True)
-        actions = torch.from_numpy(self._mapped(np.asarray(chosen)))[:, None]
+            inputs = self._normaliser.normalize_obs(inputs)
+        choices, _ = self._policy.predict(inputs, deterministic=True)
+        actions = torch.from_numpy(self._mapped(np.asarray(choices)))[:, None]
         return PolicyOutput(actions, {"actions": actions}, torch.zeros(len(actions), 1, 1))
 
-    def _mapped(self, chosen: np.ndarray) -> np.ndarray:
+    def _mapped(self, choices: np.ndarray) -> np.ndarray:
         if isinstance(self._space, spaces.Discrete):
-            return np.eye(self.spec.action_dim, dtype=np.float32)[chosen.reshape(-1) - int(self._space.start)] * 2 - 1
+            return np.eye(self.spec.action_dim, dtype=np.float32)[choices.reshape(-1) - int(self._space.start)] * 2 - 1
         low, high = (bound.reshape(-1).astype(np.float64) for bound in (self._space.low, self._space.high))
-        return ((chosen.reshape(len(chosen), -1) - low) / (high - low) * 2 - 1).astype(np.float32)
+        return ((choices.reshape(len(choices), -1) - low) / (high - low) * 2 - 1).astype(np.float32)
 
     @classmethod
     def from_folder(
@@ -103,12 +103,12 @@ class StableBaselinesPolicy(ActingPolicy):
         try:
             data, parameters, _ = load_from_zip_file(folder, device="cpu")
             assert data is not None
-            given = ({"use_sde": True} if data.get("use_sde") else {}) | data.get("policy_kwargs", {})
-            made = data["policy_class"](data["observation_space"], data["action_space"], lambda _: 0.0, **given)
-            made.load_state_dict(parameters["policy"])
+            kwargs = ({"use_sde": True} if data.get("use_sde") else {}) | data.get("policy_kwargs", {})
+            policy = data["policy_class"](data["observation_space"], data["action_space"], lambda _: 0.0, **kwargs)
+            policy.load_state_dict(parameters["policy"])
         except (OSError, ValueError, KeyError, TypeError, AssertionError, RuntimeError) as error:
             raise CheckpointError(f"checkpoint is {str(folder)!r}, but {error!r}: {_ACTION}") from error
-        return cls(made, _normaliser(folder.parent / NORMALISER), folder)
+        return cls(policy, _normaliser(folder.parent / NORMALISER), folder)
 
 
 def _normaliser(path: Path) -> VecNormalize | None:
@@ -116,12 +116,12 @@ def _normaliser(path: Path) -> VecNormalize | None:
         return None
     try:
         with path.open("rb") as file:
-            found = pickle.load(file)
-        if not isinstance(found, VecNormalize):
-            raise TypeError(f"it holds a {type(found).__name__}")
+            normaliser = pickle.load(file)
+        if not isinstance(normaliser, VecNormalize):
+            raise TypeError(f"it holds a {type(normaliser).__name__}")
     except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, TypeError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error!r}): save it by VecNormalize.save, or remove it"
         ) from error
-    found.training = False
-    return found
+    normaliser.training = False
+    return normaliser

@@ -1,4 +1,4 @@
-"""The policy of soft actor-critic: tanh of a normal whose mean and standard deviation a network makes of a state.
+"""The policy of soft actor-critic: tanh of a normal whose mean and standard deviation a network predicts.
 
 state [B, P] -> ReLU network -+-> mean [B, C, A]
                               +-> log of the standard deviation [B, C, A], clamped
@@ -30,8 +30,8 @@ from rlinf_embodied.interfaces.policies import (
     mean_of_rows,
 )
 
-_INSIDE = 1 - 1e-5  # the largest action that has a density
-_LOG_STD = (-20.0, 2.0)  # as Haarnoja et al. bound it
+_MAX_ACTION = 1 - 1e-5  # actions at the bounds have no density
+_LOG_STD = (-20.0, 2.0)  # bounds of Haarnoja et al.
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class SoftActorNet(nn.Module):
         self._shape = (env.chunk, env.action_dim)
 
     def forward(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns means and logarithms of deviations, each [B, C, A]."""
+        """Returns means and logarithms of standard deviations, each [B, C, A]."""
         hidden = self.trunk(state)
         return (
             self.mean(hidden).unflatten(1, self._shape),
@@ -66,7 +66,7 @@ class SoftActorNet(nn.Module):
 
 
 class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
-    """The network behind the protocols; features: "state" [B, P].  It has no value: critics are the learner's."""
+    """The network behind the protocols; features: "state" [B, P].  The learner has the critics."""
 
     options_type = SoftActorOptions
 
@@ -96,7 +96,7 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Draws actions; greedy ones are the tanh of the mean."""
+        """Samples actions; greedy ones are the tanh of the mean."""
         mean, log_std = self.module(features["state"])
         drawn = self._distribution.draw(mean, log_std, noise, temperature)
         log_probs, _ = self._distribution.scored(mean, log_std, drawn, temperature)
@@ -109,7 +109,7 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         return Evaluation(*self._distribution.scored(mean, log_std, record["drawn"], temperature, entropy_gradient))
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns zeros [B, C]: there is no critic here."""
+        """Returns zeros [B, C], since the learner has the critics."""
         return features["state"].new_zeros(len(features["state"]), self.spec.chunk)
 
     # ------------------------------------------------------------------------------------------------------- training
@@ -119,9 +119,9 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         return actions, log_probs.sum(-1)
 
     def log_density(self, features: Features, actions: Tensor) -> Tensor:
-        """See ReparameterizedPolicy; actions at the bounds, which no finite choice gives, count as just inside."""
+        """Returns the log-density of actions; those at the bounds are moved just inside, see ReparameterizedPolicy."""
         mean, log_std = self.module(features["state"])
-        drawn = actions.clamp(-_INSIDE, _INSIDE).atanh()
+        drawn = actions.clamp(-_MAX_ACTION, _MAX_ACTION).atanh()
         return self._distribution.scored(mean, log_std, drawn, 1.0)[0].sum(-1)
 
     def policy_parameters(self) -> list[nn.Parameter]:

@@ -1,12 +1,12 @@
-"""A small policy on the simulator's state: the teacher, which learns from scratch where images would take too long.
+"""A small policy on the simulator's state: a teacher that learns from scratch, faster than from images.
 
-    privileged state --less the clock, standardise--> tanh network --> mean of a normal for each of the C x A actions
+    privileged state --without clock, standardise--> tanh network --> mean of a normal for each of the C x A actions
                                                                           |  cut into bins
                                                             logits [B, C, A, bins]
 
-It samples the same action tokens as the policy that sees, so that all of training is the same for both.  Its logits are
-those of a normal at the centres of the bins: one mean per state and one standard deviation in all, so that what it
-learns of a bin it knows of the neighbours, too.
+It samples the same action tokens as the vision policy, so that training is the same for both.  Its logits are those of
+a normal at the centres of the bins, with one mean per state and one standard deviation overall, so that learning
+generalises to neighbouring bins.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rlinf_embodied.interfaces.policies import (
     token_spec,
 )
 
-_FIRST_MEANS = 0.01  # scale of the last layer's first weights: the first means are about 0
+_FIRST_MEANS = 0.01  # scale of the last layer's initial weights: initial means are about 0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class StateOptions:
     hidden_size: int = 256
     num_layers: int = 2
     critic_hidden_size: int = 256
-    initial_std: float = 0.5  # of the actions of a new policy
+    initial_std: float = 0.5  # of a new policy's actions
 
     def __post_init__(self) -> None:
         require_numbers(self, "policy.options", "hidden_size", "num_layers", "critic_hidden_size", low=1)
@@ -58,19 +58,19 @@ class StateOptions:
 
 
 class StateNet(nn.Module):
-    """All parameters: the network of means, the deviations, the value head."""
+    """All parameters: the network of means, the standard deviations, the value head."""
 
     centres: Tensor
 
     def __init__(self, options: StateOptions, env: EnvSpec, orthogonal: bool) -> None:
         """Builds the modules for an env's privileged state and chunk.
 
-        Orthogonal first weights are a decomposition of each matrix: 30 s on a core for 100 million of them.
+        Orthogonal initialisation decomposes each matrix: 30 s on a core for 100 million weights.
         """
         super().__init__()
-        seen, width, actions = env.privileged_dim - CLOCK_COLUMNS, options.hidden_size, env.chunk * env.action_dim
+        inputs, width, actions = env.privileged_dim - CLOCK_COLUMNS, options.hidden_size, env.chunk * env.action_dim
         self.privileged_scale = Standardise(env.privileged_dim)
-        sizes = [seen, *[width] * options.num_layers, actions]
+        sizes = [inputs, *[width] * options.num_layers, actions]
         linear = [nn.Linear(a, b) for a, b in pairwise(sizes)]
         for layer in linear if orthogonal else ():
             nn.init.orthogonal_(layer.weight, _FIRST_MEANS if layer is linear[-1] else 2**0.5)
@@ -82,7 +82,7 @@ class StateNet(nn.Module):
         self.value = ValueHead(env.privileged_dim, options.critic_hidden_size)
 
     def logits(self, state: Tensor) -> Tensor:
-        """Returns the logits [B, C, A, bins] of privileged states [B, Q], whose clock is not looked at."""
+        """Returns the logits [B, C, A, bins] of privileged states [B, Q]; the clock is ignored."""
         means = self.means(self.privileged_scale(state)[:, :-CLOCK_COLUMNS])
         deviations = (self.centres - means[..., None]) / self.log_std.exp()[..., None]
         return -0.5 * deviations.square()
@@ -96,10 +96,10 @@ class StatePolicy(KeptInFolder, Criticised, ImitationPolicy):
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int | None) -> None:
         """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
 
-        Without a seed they are what torch's layers begin with, to be overwritten.
+        Without a seed they are torch's defaults, to be overwritten.
 
         Raises:
-            ConfigError: the env has cameras, or shows no privileged state.
+            ConfigError: the env has cameras, or no privileged state.
         """
         _check(config, env)
         self.config, self.env = config, env
@@ -116,13 +116,13 @@ class StatePolicy(KeptInFolder, Criticised, ImitationPolicy):
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
-        """Returns the privileged state: nothing is frozen, so there is nothing to cache."""
+        """Returns the privileged state and proprioception."""
         assert observation.privileged is not None, "a state policy was handed an observation without privileged state"
         return {"state": observation.privileged, "proprio": observation.proprio}
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: greedy."""
+        """Samples by the inverse cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: greedy."""
         logits = self.module.logits(features["state"])
         tokens = logits.argmax(-1) if noise is None else sample_tokens(logits, noise, temperature)
         log_probs = token_log_probs(logits, tokens, temperature)
@@ -136,11 +136,11 @@ class StatePolicy(KeptInFolder, Criticised, ImitationPolicy):
 
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Returns the network of means and the deviations."""
+        """Returns the network of means and the standard deviations."""
         return [*self.module.means.parameters(), self.module.log_std]
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the summed behaviour-cloning loss over the B rows (scalar): -log p of the nearest bins, a mean."""
+        """Returns the behaviour-cloning loss (scalar): the mean -log p of the nearest bins, summed over the B rows."""
         last = self.options.num_bins - 1
         tokens = ((actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)).round().long()
         return mean_of_rows(-self.evaluate(features, {"tokens": tokens}, 1.0).log_probs, targets).sum()

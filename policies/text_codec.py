@@ -1,4 +1,4 @@
-"""Text to tokens and back, as a language model's tokenizer and chat template say; needs no weights."""
+"""Conversion between text and tokens with a language model's tokenizer and chat template, without its weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MATH_CHARACTERS = "0123456789+-*/=;#()x,:?"
 
 
 def char_tokenizer(characters: str = MATH_CHARACTERS) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of `characters`: <pad> is 0, <eos> is 1, character i is i + 2; others are unknown to it.
+    """Returns a tokenizer of `characters`: <pad> is 0, <eos> is 1, character i is i + 2; others are unknown.
 
     Raises:
         ConfigError: a character appears twice, or there is none.
@@ -41,16 +41,16 @@ def char_tokenizer(characters: str = MATH_CHARACTERS) -> PreTrainedTokenizerFast
 
 
 class TextCodec:
-    """A tokenizer with what a chat template is given beyond the problem."""
+    """A tokenizer with the system prompt and the arguments of its chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
         self.tokenizer, self.context_length = tokenizer, context_length
-        self._system: list[dict[str, str]] = []  # what a chat begins with
+        self._system: list[dict[str, str]] = []  # first messages of a chat
         self._template_args: dict[str, Any] = {}
 
     @classmethod
     def from_config(cls, config: LanguagePolicyConfig, folder: Path | None) -> TextCodec:
-        """Returns the codec of a model folder, or of the model from scratch.
+        """Returns the codec of a model folder, or of the untrained model.
 
         Raises:
             CheckpointError: the folder has no usable config or tokenizer.
@@ -65,92 +65,91 @@ class TextCodec:
         return codec
 
     def set_chat(self, system_prompt: str | None, template_args: Mapping[str, object]) -> None:
-        """Sets what the chat template writes before the problem (None: nothing), and what it is given by name.
+        """Sets the system prompt (None: none) and the arguments of the chat template.
 
         Raises:
-            ConfigError: the tokenizer has no chat template, or its template reads none of that name.
+            ConfigError: the tokenizer has no chat template, or its template does not use an argument.
         """
         template = self.tokenizer.chat_template
         for path, value in (("policy.system_prompt", system_prompt), ("policy.chat_template_args", template_args)):
-            rule = "the tokenizer has no chat template that could write it"
+            rule = "the tokenizer has no chat template, which it needs"
             require(not value or template is not None, path, value, rule, "leave it out, or use a chat model's folder")
         unknown = [name for name in template_args if name not in str(template)]
         rule = f"the model's chat template does not read {', '.join(unknown)}"
-        require(not unknown, "policy.chat_template_args", dict(template_args), rule, "use names that stand in it")
+        require(not unknown, "policy.chat_template_args", dict(template_args), rule, "use names that it reads")
         self._system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
         self._template_args = dict(template_args)
 
     def chat(self, text: str, history: Sequence[tuple[str, str]] = ()) -> list[ChatMessage]:
-        """Returns the messages that a prompt consists of.
+        """Returns the messages of a prompt.
 
         Args:
             text: the user's message.
-            history: (role, text) of messages before it; with a system message among them, policy.system_prompt is left
-                out.
+            history: (role, text) of earlier messages; a system message among them replaces policy.system_prompt.
 
         Raises:
-            ConfigError: there is no chat template that could write the history.
+            ConfigError: there is a history but no chat template.
         """
         rule = "questions come after other messages, which the tokenizer has no chat template to write"
         action = "use a chat model's folder, or another data.question_column"
         require(not history or self.tokenizer.chat_template is not None, "data.files", list(history), rule, action)
-        before = [{"role": role, "content": said} for role, said in history]
-        system = [] if any(message["role"] == "system" for message in before) else self._system
-        return [*system, *before, {"role": "user", "content": text}]
+        previous = [{"role": role, "content": content} for role, content in history]
+        system = [] if any(message["role"] == "system" for message in previous) else self._system
+        return [*system, *previous, {"role": "user", "content": text}]
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, in the model's chat template where it has one; raises as `encode_chat`."""
+        """Returns the tokens of a prompt, by the chat template if there is one; raises as `encode_chat`."""
         return self.encode_chat(self.chat(text))
 
     def encode_chat(self, chat: Sequence[ChatMessage]) -> list[int]:
-        """Returns the tokens of messages up to the model's reply; without a template, of their texts end to end.
+        """Returns the tokens of messages up to the model's reply; without a template, of their concatenated texts.
 
         Raises:
-            ConfigError: no tokens come out, the tokenizer does not know a character, or its chat template refuses.
+            ConfigError: there are no tokens, an unknown character, or the chat template rejects the messages.
         """
-        written = self._written(chat)
-        tokens = self._tokens(written, add_special_tokens=self.tokenizer.chat_template is None)
+        text = self._written(chat)
+        tokens = self._tokens(text, add_special_tokens=self.tokenizer.chat_template is None)
         if not tokens:
-            raise ConfigError(f"the prompt {written!r} has no tokens: a prompt has at least one; correct the data")
+            raise ConfigError(f"the prompt {text!r} has no tokens: a prompt has at least one; correct the data")
         return tokens
 
     def encode_next_turn(self, tokens: Sequence[int], chat: Sequence[ChatMessage]) -> list[int] | None:
-        """Returns what follows `tokens`, a prompt and the model's turn, up to its next reply in a longer chat.
+        """Returns the tokens of a longer chat after `tokens` (prompt and the model's turns), up to its next reply.
 
-        None where the chat, as the template writes it now, does not begin with what the tokens say.
+        Returns None if the text of the longer chat does not begin with the text of `tokens`.
         """
-        said = str(self.tokenizer.decode(list(tokens), skip_special_tokens=self.tokenizer.chat_template is None))
-        written = self._written(chat)
-        more = written[len(said) :]
-        return self._tokens(more, add_special_tokens=False) if written.startswith(said) and more else None
+        previous = str(self.tokenizer.decode(list(tokens), skip_special_tokens=self.tokenizer.chat_template is None))
+        text = self._written(chat)
+        addition = text[len(previous) :]
+        return self._tokens(addition, add_special_tokens=False) if text.startswith(previous) and addition else None
 
     def _written(self, chat: Sequence[ChatMessage]) -> str:
         if self.tokenizer.chat_template is None:
             return "".join(message["content"] for message in chat)
-        write = self.tokenizer.apply_chat_template
+        apply = self.tokenizer.apply_chat_template
         try:
-            return str(write(list(chat), tokenize=False, add_generation_prompt=True, **self._template_args))
+            return str(apply(list(chat), tokenize=False, add_generation_prompt=True, **self._template_args))
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in chat)
-            what = "policy.system_prompt with a user's message" if self._system else f"messages of {roles}"
+            refused = "policy.system_prompt with a user's message" if self._system else f"messages of {roles}"
             raise ConfigError(
-                f"the tokenizer's chat template refuses {what} ({error}): change chat_template in "
+                f"the tokenizer's chat template refuses {refused} ({error}): change chat_template in "
                 "the model folder (policy.folder), or use another model"
             ) from error
 
     def encode_answer(self, text: str) -> list[int]:
-        """Returns the tokens of an answer, without one that ends it; raises as `encode`."""
+        """Returns the tokens of an answer without an end token; raises as `encode`."""
         return self._tokens(text, add_special_tokens=False)
 
     def _tokens(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
             return list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
-        except Exception as error:  # the tokenizers library raises nothing finer
+        except Exception as error:  # the tokenizers library raises plain Exceptions
             raise ConfigError(
                 f"the tokenizer cannot read {text[:200]!r} ({error}): use its characters only, or a model whose "
                 "tokenizer knows them all (for the model from scratch: policy.characters)"
             ) from error
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens, special ones left out."""
+        """Returns the text of tokens without special ones."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))

@@ -5,8 +5,8 @@
     proprioception --standardise--> body ---------------------/                  |  transformer
                                                  logits [B, C, A, bins] <--head-- C hidden states
 
-All C actions come from one forward pass: query c sees everything before it, and no sampled token is fed back, so the
-chunk's log-prob is the exact sum over its tokens.
+All C actions come from one forward pass: query c attends to everything before it, and sampled tokens are not fed back,
+so the chunk's log-prob is the exact sum over its tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record, mean_of_rows, token_spec
 
-_REACH = 2  # bins to either side of the likeliest one whose mean is the greedy action (docs/results/recipe.md)
+_REACH = 2  # the greedy action is the mean over so many bins on both sides of the mode (docs/results/recipe.md)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -98,7 +98,7 @@ class TinyVLANet(nn.Module):
 
 
 class TinyVLA(VisionPolicy):
-    """The policy behind the `Policy` protocol; frozen eyes give "maps.<name>" of each camera."""
+    """The policy behind the `Policy` protocol; a frozen stem gives "maps.<name>" of each camera."""
 
     _net = TinyVLANet
     options_type: ClassVar[type[TinyVLAOptions]] = TinyVLAOptions
@@ -107,7 +107,7 @@ class TinyVLA(VisionPolicy):
         """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
 
         Raises:
-            ConfigError: the env has no cameras, or a privileged critic has no privileged state to look at.
+            ConfigError: the env has no cameras, or no privileged state for a privileged critic.
         """
         require_seen(config, env)
         self.config, self.env = config, env
@@ -138,10 +138,10 @@ class TinyVLA(VisionPolicy):
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A].
+        """Samples by the inverse cumulative distribution at `noise`, uniforms (0, 1) [B, C, A].
 
-        None: greedy, the likeliest tokens; the action is then the mean of the distribution near them, between the
-        centres of two bins.
+        None: greedy.  Tokens are then the modes, and actions the means of the distribution near them, which lie between
+        centres of bins.
         """
         logits = self._logits(self._hidden(features))
         tokens = logits.argmax(-1) if noise is None else sample_tokens(logits, noise, temperature)
@@ -157,13 +157,13 @@ class TinyVLA(VisionPolicy):
 
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Returns what the policy loss trains in RL: all but value head, helper head and a frozen stem."""
+        """Returns the parameters of the policy loss in RL: all but value head, helper head and a frozen stem."""
         return self._parameters(
             exclude=("value.", "object_position.", *(("stem.",) if self.options.freeze_stem else ()))
         )
 
     def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
-        """Returns what cloning trains: the whole policy with its helper head, or all of the policy but the stem."""
+        """Returns the parameters of imitation: the whole policy and its helper head, or the policy without its stem."""
         return self._parameters(exclude=("value.",) if whole else ("value.", "object_position.", "stem."))
 
     def _parameters(self, exclude: tuple[str, ...]) -> list[nn.Parameter]:
@@ -173,13 +173,13 @@ class TinyVLA(VisionPolicy):
         """Returns the summed behaviour-cloning loss over the B rows (scalar).
 
         Cross-entropy against soft labels (a normal around the action, half a bin wide), averaged over the C * A tokens
-        of a row; plus, where `targets` has "object_position" [B, 3] in metres, the squared error of reading that
-        position off the pooled vision, in decimetres: it makes the keypoints settle on the object.
+        of a row; plus, where `targets` has "object_position" [B, 3] in metres, the squared error of predicting that
+        position from the pooled vision, in decimetres, which moves the keypoints to the object.
 
         Args:
-            features: of B rows; those of `encode_trainable` let the stem learn, those of `encode_frozen` do not.
+            features: of B rows; those of `encode_trainable` train the stem, those of `encode_frozen` do not.
             actions: float32 [B, C, A] in [-1, 1], or in the units of the data.
-            targets: helper targets, and which actions are padding.
+            targets: helper targets, and the mask of padded actions.
         """
         pooled = self._pool(features)
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
@@ -189,9 +189,9 @@ class TinyVLA(VisionPolicy):
         error = self.module.object_position(pooled.flatten(1)) - targets["object_position"] * 10.0
         return loss + error.square().mean(-1).sum()
 
-    def _losses(self, hidden: Tensor, wanted: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the losses [B, C, A] of what the network is to say for actions, of hidden states [B, C, d]."""
-        return -(self._soft_labels(wanted) * self._logits(hidden).log_softmax(-1)).sum(-1)
+    def _losses(self, hidden: Tensor, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Returns the losses [B, C, A] of hidden states [B, C, d] for normalised target actions."""
+        return -(self._soft_labels(actions) * self._logits(hidden).log_softmax(-1)).sum(-1)
 
     def _soft_labels(self, actions: Tensor) -> Tensor:
         last = self.options.num_bins - 1

@@ -1,4 +1,4 @@
-"""Words to numbers, without a download: a fixed small vocabulary, and hashed buckets for words outside it."""
+"""Word tokenizer that needs no download: a small fixed vocabulary, and hash buckets for other words."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WordTokenizer:
     def __call__(self, instructions: Sequence[str]) -> Tensor:
         """Returns int64 [B, length]; words beyond `length` share the last place, so that they still count.
 
-        The fold keeps two long instructions apart that begin alike: the last place then holds a hash of the rest.
+        The last token is then a hash of the rest, so that long instructions with the same beginning differ.
         """
         known: dict[str, list[int]] = {}
         for text in instructions:
@@ -52,5 +52,5 @@ class WordTokenizer:
         return numbers + [PAD] * (self.length - len(numbers))
 
     def _bucket(self, word: str) -> int:
-        # crc32 rather than hash(): the same in every process
+        # crc32, since hash() differs between processes
         return 1 + len(WORDS) + zlib.crc32(word.encode()) % NUM_BUCKETS

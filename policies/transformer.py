@@ -1,7 +1,7 @@
-"""A small causal transformer in the manner of Llama: rotary positions, RMS norm, gated MLPs.
+"""A small causal transformer like Llama: rotary positions, RMS norm, gated MLPs.
 
-The architecture, names and start of `transformers.LlamaModel` (a test compares the bits), without the seconds that
-importing transformers takes in every process.
+Architecture, names and initialisation equal those of `transformers.LlamaModel` bit for bit (tested), without importing
+transformers, which takes seconds in every process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _THETA, _EPS, _INIT_STD = 10_000.0, 1e-6, 0.02
 
 
 class Transformer(nn.Module):
-    """Maps a sequence [B, T, d] to hidden states [B, T, d], each of which sees those before it."""
+    """Maps a sequence [B, T, d] to hidden states [B, T, d], with causal attention."""
 
     frequencies: Tensor
 
@@ -28,7 +28,7 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, 0.0, _INIT_STD)
-        del self.embed_tokens  # everything enters as embeddings; the table was drawn like Llama's all the same
+        del self.embed_tokens  # inputs are embeddings; the table was created to draw the same random numbers as Llama
 
     def forward(self, sequence: Tensor) -> Tensor:
         with torch.no_grad():
@@ -61,8 +61,8 @@ class _Attention(nn.Module):
         heads = (*hidden.shape[:-1], -1, self.head_dim)
         query, key, value = (p(hidden).view(heads).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
         query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.head_dim**-0.5)
-        return self.o_proj(seen.transpose(1, 2).contiguous().reshape(hidden.shape))
+        output = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.head_dim**-0.5)
+        return self.o_proj(output.transpose(1, 2).contiguous().reshape(hidden.shape))
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Policies that see: what they share, and small eyes, a convolutional tower per camera and pooling of its maps.
+"""Base of vision policies, and a small vision encoder: a convolutional tower per camera, and pooling of its maps.
 
 images [B, H, W', 3] of each camera --stem--> maps [B, W, H/8, W'/8] --pool--> [B, K, W + 2 * keypoints]
-             (frozen and cached in RL)                            mean of the map | where each keypoint is, x and y
+             (frozen and cached in RL)                            mean of the map | x and y of each keypoint
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 
-IMAGES, MAPS = "images.", "maps."  # how the names of cameras' features begin
+IMAGES, MAPS = "images.", "maps."  # prefixes of the cameras' features
 _STRIDES = (2, 2, 2, 1)
 _NORM_GROUPS = 8
 _KINDS = {STATE: "STATE", ACTION: "ACTION"}  # in LeRobot's files
 
 
 def _tower(width: int) -> nn.Sequential:
-    # group norm: a row's result must not depend on its batch, which rules batch norm out
+    # group norm, since with batch norm a row's result would depend on its batch
     widths = (3, width // 2, width, width, width)
     layers = []
-    for stride, (given, made) in zip(_STRIDES, pairwise(widths), strict=True):
-        conv = nn.Conv2d(given, made, 3, stride, padding=1, bias=False)
-        layers.append(nn.Sequential(OrderedDict(conv=conv, bn=nn.GroupNorm(_NORM_GROUPS, made), act=nn.GELU())))
+    for stride, (in_channels, out_channels) in zip(_STRIDES, pairwise(widths), strict=True):
+        conv = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        layers.append(nn.Sequential(OrderedDict(conv=conv, bn=nn.GroupNorm(_NORM_GROUPS, out_channels), act=nn.GELU())))
     return nn.Sequential(*layers)
 
 
@@ -53,16 +53,16 @@ def image_features(observation: Observation) -> Features:
     return {IMAGES + name: images for name, images in observation.images.items()}
 
 
-def of_cameras(features: Features, beginning: str = IMAGES) -> list[Tensor]:
-    """Returns the features whose names begin like this, one for each camera; [] if there are none."""
-    return [value for name, value in features.items() if name.startswith(beginning)]
+def of_cameras(features: Features, prefix: str = IMAGES) -> list[Tensor]:
+    """Returns the features whose names have a prefix, one for each camera; [] if there are none."""
+    return [value for name, value in features.items() if name.startswith(prefix)]
 
 
 class VisionPolicy(KeptInFolder, Criticised, ImitationPolicy):
-    """What policies share whose eyes may be frozen, and whose states and actions are in the units of a dataset.
+    """Base of policies with an optionally frozen vision encoder and normalisation of states and actions.
 
-    Features: "proprio" [B, P], normalised, "tokens" int64 [B, L], and what the eyes made of the images (frozen), or the
-    raw "images.<name>" of each camera.  Options have `freeze_stem`.  Without a normalisation, actions lie in [-1, 1].
+    Features: "proprio" [B, P], normalised, "tokens" int64 [B, L], and the encoder's features (if frozen) or the raw
+    "images.<name>" of each camera.  Options have `freeze_stem`.  Without a normalisation, actions lie in [-1, 1].
     """
 
     options: Any
@@ -71,20 +71,20 @@ class VisionPolicy(KeptInFolder, Criticised, ImitationPolicy):
     normalisation: Mapping[str, Normalisation] = {}
 
     def encode(self, observation: Observation) -> Features:
-        """Returns what RL caches: what frozen eyes made of the images, else the images themselves."""
+        """Returns the features that RL caches: those of a frozen encoder, else the images."""
         return self.encode_frozen(observation) if self.options.freeze_stem else self.encode_trainable(observation)
 
     @torch.no_grad()
     def encode_frozen(self, observation: Observation) -> Features:
-        """Returns features that hold what the eyes made of the images; the eyes get no gradient through them."""
+        """Returns features with the encoder's output, through which it gets no gradient."""
         return self._seen(image_features(observation)) | self._without_images(observation)
 
     def _seen(self, images: Features) -> Features:
-        """Returns what the eyes make of the images of each camera."""
+        """Returns the encoder's features for the images of each camera."""
         raise NotImplementedError
 
     def encode_trainable(self, observation: Observation) -> Features:
-        """Returns features that hold the images, so that the eyes run, and learn, with the rest."""
+        """Returns features with the images, so that the encoder is trained with the rest."""
         return image_features(observation) | self._without_images(observation)
 
     def _without_images(self, observation: Observation) -> Features:
@@ -93,7 +93,7 @@ class VisionPolicy(KeptInFolder, Criticised, ImitationPolicy):
 
     # ---------------------------------------------------------------------------------------------------------- units
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Takes the statistics of a dataset's features in, as far as policy.normalise_* ask for them.
+        """Sets the normalisation from a dataset's statistics, as policy.normalise_* require.
 
         Raises:
             ConfigError: a feature has no statistics, or of another size.
@@ -109,29 +109,31 @@ class VisionPolicy(KeptInFolder, Criticised, ImitationPolicy):
             if mode is None:
                 continue
             require(name in statistics, path, mode.name, f"the data has no {name}", "use a LeRobot or RLDS dataset")
-            made = Normalisation(name, mode, statistics[name])
-            rule = f"the data's {name} has {made.size} dimensions, and the env's {sizes[name]}"
-            require(made.size in (None, sizes[name]), path, mode.name, rule, "use data of this robot")
-            self.normalisation = {**self.normalisation, name: made}
+            normalisation = Normalisation(name, mode, statistics[name])
+            rule = f"the data's {name} has {normalisation.size} dimensions, and the env's {sizes[name]}"
+            require(normalisation.size in (None, sizes[name]), path, mode.name, rule, "use data of this robot")
+            self.normalisation = {**self.normalisation, name: normalisation}
 
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
         if name != "proprio" or STATE not in self.normalisation:  # which is normalised already
             super().set_statistics(name, mean, std)
 
     def network_state(self, proprio: Tensor) -> Tensor:
-        """Returns what the network reads of the state vectors [B, F * D] of F env steps."""
-        made = self.normalisation.get(STATE)
-        return proprio if made is None else made.forward(proprio.unflatten(1, (self.env.history, -1))).flatten(1)
+        """Returns the network's input for the state vectors [B, F * D] of F env steps."""
+        normalisation = self.normalisation.get(STATE)
+        if normalisation is None:
+            return proprio
+        return normalisation.forward(proprio.unflatten(1, (self.env.history, -1))).flatten(1)
 
     def network_actions(self, actions: Tensor) -> Tensor:
-        """Returns what the network is to say for actions [B, C, A]."""
-        made = self.normalisation.get(ACTION)
-        return actions if made is None else made.forward(actions)
+        """Returns the network's targets for actions [B, C, A]."""
+        normalisation = self.normalisation.get(ACTION)
+        return actions if normalisation is None else normalisation.forward(actions)
 
-    def robot_actions(self, said: Tensor) -> Tensor:
-        """Returns the actions [B, C, A] of what the network says."""
-        made = self.normalisation.get(ACTION)
-        return said if made is None else made.inverse(said)
+    def robot_actions(self, actions: Tensor) -> Tensor:
+        """Returns the robot's actions for network outputs [B, C, A]."""
+        normalisation = self.normalisation.get(ACTION)
+        return actions if normalisation is None else normalisation.inverse(actions)
 
     def save(self, folder: Path) -> None:
         super().save(folder)
@@ -147,11 +149,11 @@ class VisionPolicy(KeptInFolder, Criticised, ImitationPolicy):
 
 
 def _write(folder: Path, normalisation: Mapping[str, Normalisation], env: EnvSpec) -> None:
-    made = normalisation.values()
+    parts = normalisation.values()
     norm_map = {_KINDS[name]: NormMode.identity.value for name in _KINDS}
-    norm_map |= {_KINDS[part.name]: part.mode.value for part in made} | {"VISUAL": NormMode.identity.value}
+    norm_map |= {_KINDS[part.name]: part.mode.value for part in parts} | {"VISUAL": NormMode.identity.value}
     shapes = {STATE: [env.proprio_dim // env.history], ACTION: [env.action_dim]}
-    statistics = {f"{part.name}.{kind}": tensor for part in made for kind, tensor in part.statistics.items()}
+    statistics = {f"{part.name}.{kind}": tensor for part in parts for kind, tensor in part.statistics.items()}
     for name, step, features in ((PRE, NORMALISE, (STATE, ACTION)), (POST, UNNORMALISE, (ACTION,))):
         described = {feature: {"type": _KINDS[feature], "shape": shapes[feature]} for feature in features}
         settings = {"eps": 1e-8, "features": described, "norm_map": norm_map}
@@ -162,12 +164,12 @@ def _read(folder: Path, config: PolicyConfig) -> dict[str, Normalisation]:
     wanted = {STATE: config.normalise_state, ACTION: config.normalise_actions}
     try:
         step = read_steps(folder, PRE, {NORMALISE})[NORMALISE]
-        found = [read_normalisation(folder, step, name, kind) for name, kind in _KINDS.items()]
+        parts = [read_normalisation(folder, step, name, kind) for name, kind in _KINDS.items()]
     except (KeyError, TypeError, ValueError, DataError) as error:
         raise CheckpointError(
             f"{folder}: {PRE}.json cannot be used ({error!r}): give another checkpoint folder"
         ) from error
-    for part in found:
+    for part in parts:
         mode = wanted[part.name] or NormMode.identity
         if part.mode is not mode or (part.size is None) is not (mode is NormMode.identity):
             has = f"{part.mode.name} and {'statistics' if part.statistics else 'no statistics'}"
@@ -175,20 +177,20 @@ def _read(folder: Path, config: PolicyConfig) -> dict[str, Normalisation]:
                 f"{folder}: {PRE}.json has {has} for {part.name}, but config.json has {mode.name}: "
                 "copy the folder again, or give another checkpoint"
             )
-    return {part.name: part for part in found if part.statistics}
+    return {part.name: part for part in parts if part.statistics}
 
 
 def require_one_frame(config: PolicyConfig, env: EnvSpec) -> None:
-    """Raises ConfigError if an env shows images of several env steps."""
+    """Raises ConfigError if an env's observations hold images of several env steps."""
     rule = f"policy.name={config.name} sees the images of one env step"
     require(env.history == 1, "env.history", env.history, rule, "leave it out, or use policy=actor_critic")
 
 
 def require_seen(config: PolicyConfig, env: EnvSpec) -> None:
-    """Checks that an env shows what a policy and its critic look at.
+    """Checks that an env has cameras, and privileged state if the critic needs it.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: they are missing.
     """
     if not env.cameras:
         raise ConfigError(
@@ -204,7 +206,7 @@ def require_seen(config: PolicyConfig, env: EnvSpec) -> None:
 
 
 class Stem(nn.Module):
-    """Convolutional towers, one per camera: cameras see the scene at scales too different to share weights."""
+    """Convolutional towers, one per camera: scales differ too much between cameras to share weights."""
 
     def __init__(self, num_cameras: int, width: int) -> None:
         """Takes the number of cameras K and of output channels W (a multiple of 16)."""
@@ -214,8 +216,8 @@ class Stem(nn.Module):
     def forward(self, images: Sequence[Tensor]) -> list[Tensor]:
         """Maps the images of each camera, uint8 [B, H, W', 3], to feature maps, float32 [B, W, H/8, W'/8]."""
         # the permuted view is channels-last in memory, the layout in which CPU convolutions are fastest
-        seen = zip(self.towers, images, strict=True)
-        return [tower(shown.permute(0, 3, 1, 2).float() / 127.5 - 1.0).contiguous() for tower, shown in seen]
+        pairs = zip(self.towers, images, strict=True)
+        return [tower(pixels.permute(0, 3, 1, 2).float() / 127.5 - 1.0).contiguous() for tower, pixels in pairs]
 
 
 class Pool(nn.Module):
@@ -232,10 +234,10 @@ class Pool(nn.Module):
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Pools the maps of each camera to [B, K, W + 2 * keypoints]; places run from -1 (left, top) to 1."""
         pooled = []
-        for k, (conv, seen) in enumerate(zip(self.keypoints, maps, strict=True)):
-            attention = conv(seen).flatten(2).softmax(-1)
+        for k, (conv, features) in enumerate(zip(self.keypoints, maps, strict=True)):
+            attention = conv(features).flatten(2).softmax(-1)
             places = attention @ getattr(self, f"grid{k}")
-            pooled.append(torch.cat([seen.mean((2, 3)), places.flatten(1)], dim=-1))
+            pooled.append(torch.cat([features.mean((2, 3)), places.flatten(1)], dim=-1))
         return torch.stack(pooled, dim=1)
 
 
