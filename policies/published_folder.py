@@ -162,9 +162,7 @@ def _read_parts(folder: Path, module: nn.Module) -> None:
         tensors |= {f"model.{name}": tensor for name, tensor in read_adapters(folder).items()}
     tensors = with_optional(tensors, module)
     if differing := sorted(set(tensors) ^ set(expected)):
-        raise CheckpointError(
-            f"{folder} and this policy differ in their tensors ({', '.join(differing[:3])}): {action}"
-        )
+        raise CheckpointError(f"{folder} and this policy differ in tensors ({', '.join(differing[:3])}): {action}")
     try:
         module.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
