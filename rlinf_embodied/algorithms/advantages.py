@@ -21,7 +21,7 @@ def time_major(chunks: Shaped[Tensor, "H B C"]) -> Shaped[Tensor, "T B"]:
 
 def chunk_major(steps: Shaped[Tensor, "T B"], chunk: int) -> Shaped[Tensor, "H B C"]:
     """Returns the inverse of `time_major` for chunks of `chunk` actions."""
-    assert len(steps) % chunk == 0, f"{len(steps)} steps are no whole number of chunks of {chunk}"
+    assert len(steps) % chunk == 0, f"{len(steps)} steps are not a multiple of the chunk length {chunk}"
     return steps.reshape(-1, chunk, steps.shape[1]).transpose(1, 2)
 
 
@@ -34,15 +34,15 @@ def next_values(
 ) -> Float[Tensor, "T B"]:
     """Returns V_{t+1} for each valid step t, and 0 for the others.
 
-    That is the value of the final observation where the episode was truncated, else V of the row's next valid step,
-    else (the rollout ends) the value of the row's last observation.  Where an episode terminated the entry has no
-    meaning; `gae` does not read it.
+    V_{t+1} is the value of the final observation if the episode was truncated, else V of the row's next valid step, or,
+    at the end of the rollout, the value of the row's last observation.  Entries of terminated steps are arbitrary, and
+    `gae` does not read them.
     """
     result = torch.zeros_like(values)
     following = last_values
     for t in range(len(values) - 1, -1, -1):
-        chosen = torch.where(truncated[t], final_values[t], following)
-        result[t] = torch.where(valid[t], chosen, result[t])
+        value = torch.where(truncated[t], final_values[t], following)
+        result[t] = torch.where(valid[t], value, result[t])
         following = torch.where(valid[t], values[t], following)
     return result
 
@@ -64,9 +64,9 @@ def gae(
         return  = A_t + V_t
 
     (Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation", arXiv 1506.02438.)
-    t + 1 is the row's next valid step: steps that are not valid give neither reward nor decay, whatever they hold.
-    V_{t+1} is what `next_values` returns.  An episode is terminated by the task's own rule, and nothing follows, or
-    truncated by the time limit, and the row's next step belongs to another one.  gamma and lambda are per step; at
+    t + 1 is the row's next valid step: invalid steps contribute neither reward nor decay.  V_{t+1} comes from
+    `next_values`.  `terminated` means that the task ended the episode, `truncated` that the time limit did; in both
+    cases the row's next step belongs to another episode.  gamma and lambda are per step; at
     chunk level they are one per step and row (`ChunkSteps.discount`, and lambda to the power of `ChunkSteps.length`).
     """
     bootstrap = torch.where(terminated, 0.0, next_values)
@@ -83,13 +83,13 @@ def gae(
 
 @dataclass(frozen=True, slots=True)
 class ChunkSteps:
-    """A rollout in which a whole chunk counts as one step; every tensor is [H, B]."""
+    """A rollout with one step per chunk; every tensor is [H, B]."""
 
     rewards: Tensor  # float32, sum_c gamma^c r_c
     terminated: Tensor  # bool
     truncated: Tensor  # bool
     valid: Tensor  # bool
-    length: Tensor  # int64, env steps c of the chunk that ran
+    length: Tensor  # int64, number c of executed env steps
     discount: Tensor  # float32, of the value after the chunk: gamma^C, or gamma^c where the episode ended after c steps
 
 
@@ -100,7 +100,7 @@ def chunk_steps(
     valid: Bool[Tensor, "H B C"],
     gamma: float,
 ) -> ChunkSteps:
-    """Returns a rollout at chunk level; `gamma` is per env step, and sub-steps that are not valid take no time."""
+    """Returns a rollout at chunk level; `gamma` is per env step, and invalid env steps take no time."""
     length = valid.sum(-1)
     table = torch.as_tensor(
         [gamma**c for c in range(rewards.shape[-1] + 1)], dtype=rewards.dtype, device=rewards.device
@@ -116,9 +116,9 @@ def chunk_steps(
 
 
 def group_advantages(returns: Float[Tensor, "K G"], scale_by_std: bool = True) -> Float[Tensor, "K G"]:
-    """Returns (R - mean) / (std + 1e-6) within each group, or R - mean where it is not scaled.
+    """Returns (R - mean) / (std + 1e-6) within each group, or R - mean without scaling.
 
-    Groups of one and groups of equal returns get exactly 0: rounding in their mean would be scaled to a push.
+    Groups of one and groups of equal returns get exactly 0, since scaling would amplify the rounding of their mean.
 
     (Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1; std is that of a sample, with G - 1.  Unscaled: Liu et
     al., "Understanding R1-Zero-Like Training", arXiv 2503.20783.)
@@ -138,7 +138,7 @@ def leave_one_out_advantages(returns: Float[Tensor, "K G"]) -> Float[Tensor, "K 
 
 
 def nonzero_variance_groups(raw_metric: Shaped[Tensor, "K G"]) -> Bool[Tensor, " K"]:
-    """Returns which groups differ in the raw task metric; the others teach nothing (DAPO, arXiv 2503.14476, 3.2)."""
+    """Returns which groups vary in the raw task metric; the others give no gradient (DAPO, arXiv 2503.14476, 3.2)."""
     return (raw_metric != raw_metric[:, :1]).any(dim=1)
 
 
@@ -148,16 +148,16 @@ def standardized(
     correction: int = 0,
     sizes: Mapping[int, Sequence[int]] | None = None,
 ) -> dict[int, Tensor]:
-    """Returns (A - mean) / (std + 1e-8) over all blocks; `correction` 0: std of the population, 1: of a sample.
+    """Returns (A - mean) / (std + 1e-8) over all blocks; `correction` 0: population std, 1: sample std.
 
-    Blocks of this worker give their advantages, and which entries are valid, of one shape; `sum_blocks` sums over all
-    workers in a fixed order (`Reducer.sum_blocks`): the same bits under every plan.  `sizes` cuts the rows of each
-    block into the same number of groups, each of which is standardised over all blocks by itself; None: one group.
+    `blocks` are (advantages, valid), of equal shape, of this worker's blocks.  `sum_blocks` sums over all workers in a
+    fixed order (`Reducer.sum_blocks`), so that the bits are equal under every plan.  `sizes` splits the rows of each
+    block into the same number of groups, each standardised over all blocks separately; None: one group.
     """
     cuts = {b: [len(a)] for b, (a, _) in blocks.items()} if sizes is None else sizes
     sums = lambda b, values: torch.stack([part.sum() for part in values.split(cuts[b])]).to(torch.float64)  # noqa: E731
-    kept = {b: torch.where(valid, a, 0.0).to(torch.float64) for b, (a, valid) in blocks.items()}
-    counts = {b: torch.stack([sums(b, valid), sums(b, kept[b])]) for b, (_, valid) in blocks.items()}
+    masked = {b: torch.where(valid, a, 0.0).to(torch.float64) for b, (a, valid) in blocks.items()}
+    counts = {b: torch.stack([sums(b, valid), sums(b, masked[b])]) for b, (_, valid) in blocks.items()}
     count, total = sum_blocks(counts)
     number = count.clamp(min=1.0)
 
@@ -166,6 +166,6 @@ def standardized(
         return repeated.view(-1, *[1] * (blocks[b][0].ndim - 1))
 
     means = {b: of_rows(b, total / number) for b in blocks}
-    squares = {b: sums(b, torch.where(v, kept[b] - means[b], 0.0).square()) for b, (_, v) in blocks.items()}
+    squares = {b: sums(b, torch.where(v, masked[b] - means[b], 0.0).square()) for b, (_, v) in blocks.items()}
     std = (sum_blocks(squares) / (number - correction).clamp(min=1.0)).sqrt() + 1e-8
     return {b: (a - means[b].to(a.dtype)) / of_rows(b, std).to(a.dtype) for b, (a, _) in blocks.items()}

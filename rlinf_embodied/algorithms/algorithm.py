@@ -1,17 +1,17 @@
-"""The protocol of an algorithm: a config dataclass and the class that learns, in one module, chosen by `_target_`.
+"""The protocol of an algorithm: a module with a config dataclass and a training class, chosen by `_target_`.
 
 The dataclass inherits from AlgorithmConfig (config/algorithm.py), OnPolicyConfig, ReplayConfig, ....  Its class
-variables and methods say what the driver has to know; `make` returns the class that learns, in each worker of the
-learner stage.
+variables and methods tell the driver what it needs; `make` creates the training object in each worker of the learner
+stage.
 
-That class is an Algorithm:
+This object is an Algorithm:
 
-    learners             by name: the parameters that one optimizer steps, in groups, and the sums of their losses
-    modules              by name: the networks that belong to no policy, such as critics and targets
-    update               an iteration: the data of this worker's blocks become new weights, and metrics
+    learners             by name: an optimizer with its parameter groups, and the sums of their losses
+    modules              by name: networks outside the policy, such as critics and targets
+    update               one iteration: updates the weights from the data of this worker's blocks, returns metrics
 
-The learner stage (embodied/learner.py) does the rest: it loads the policy, hands the data of its blocks to `update`,
-and saves, restores, moves and sends learners and modules by their names.  docs/own_algorithm.md adds one step by step.
+The learner stage (embodied/learner.py) does the rest: it loads the policy, passes the data of its blocks to `update`,
+and saves, restores, moves and sends learners and modules by name.  docs/own_algorithm.md is a tutorial.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from rlinf_embodied.runtime.host import StageContext, StepContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What an algorithm finds in a worker."""
+    """The inputs of an algorithm in a worker."""
 
     algorithm: Any  # its config dataclass
-    policy: Policy  # what is trained, computing in algorithm.precision
+    policy: Policy  # the trained policy, which computes in algorithm.precision
     settings: PolicyConfig
     seed: int
     block_size: int  # rows of a policy call
@@ -46,18 +46,18 @@ class Training:
     exact: bool  # whether equal bits are promised
     reducer: Reducer  # sums over the blocks of all workers
     context: StageContext
-    counts_ratios: bool = False  # whether metrics shall have a histogram of log ratios
+    counts_ratios: bool = False  # whether metrics include a histogram of log ratios
     copy: Callable[[], Policy]  # returns another policy with the same weights, on the CPU
 
 
 def adam(algorithm: AlgorithmConfig, lr: float, max_grad_norm: float = math.inf) -> AdamSettings:
-    """Returns an algorithm's constants of Adam for a rate."""
+    """Returns an algorithm's Adam settings with a learning rate."""
     betas = algorithm.beta1, algorithm.beta2
     return AdamSettings(lr, betas, max_grad_norm, algorithm.adam_eps, algorithm.weight_decay)
 
 
 class Behind(nn.Module):
-    """A policy behind a module's forward pass, which is when sliced weights are gathered."""
+    """Wraps a policy in a module whose forward pass gathers sharded weights."""
 
     def __init__(self, policy: Any) -> None:
         super().__init__()
@@ -68,27 +68,27 @@ class Behind(nn.Module):
 
 
 class Algorithm(ABC):
-    """The learning of one worker; all workers make the same calls."""
+    """The training in one worker; all workers make the same calls."""
 
     def __init__(self, training: Training) -> None:
-        """Makes optimizers (`learners`) and networks (`modules`); both are functions of config and seed."""
+        """Creates optimizers (`learners`) and networks (`modules`), both functions of config and seed."""
         self.training, self.algorithm, self.policy = training, training.algorithm, training.policy
         self.learners: dict[str, Learner] = {}
         self.modules: dict[str, nn.Module] = {}
 
     @abstractmethod
     def update(self, step_context: StepContext, data: Mapping[int, Any]) -> dict[str, float]:
-        """Makes the updates of an iteration and returns metrics by name.
+        """Performs the updates of an iteration and returns metrics by name.
 
-        What each of this worker's blocks gives is [(PolicyColumns, EnvColumns)] of all rounds where the algorithm
-        learns from rollouts, and the batches of all updates, columns [U, R, ...], where it learns from transitions.
+        `data` maps each of this worker's blocks to its [(PolicyColumns, EnvColumns)] of all rounds if the algorithm
+        learns from rollouts, or to the batches of all updates, columns [U, R, ...], if it learns from transitions.
         """
 
     def sharded(
         self, parameters: Callable[[Any], Sequence[nn.Parameter]], settings: AdamSettings, statistics: Sequence[str]
     ) -> tuple[Behind, Learner]:
-        """Returns a second copy of the policy in slices, by FSDP2, and the learner of its `parameters`."""
-        from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
+        """Returns a second copy of the policy, sharded by FSDP2, and the learner of its `parameters`."""
+        from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and rarely needed
 
         training, context = self.training, self.training.context
         behind = Behind(training.copy())
@@ -103,5 +103,5 @@ class Algorithm(ABC):
         return behind, learner
 
     def zero_loss(self) -> Tensor:
-        """Returns 0 from a forward pass of the copy in slices: a worker takes part in every pass of the others."""
+        """Returns 0 from a forward pass of the sharded copy, since all workers must join each collective pass."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""What a rollout leaves behind, per block, and what the actor trains on.
+"""The data of a rollout, per block, and the actor's training samples.
 
 Axes: H chunk-steps, B rows of a block, C actions per chunk, K choices per action, Q privileged state, M samples
-(chunks) that are left of H x B once those without a valid action are dropped.
+(chunks), which are those of H x B with a valid action.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rlinf_embodied.interfaces.policies import Features, Record
 
 @dataclass(frozen=True, slots=True)
 class EnvColumns:
-    """One block's rollout as the simulator saw it."""
+    """One block's rollout: the simulator's data."""
 
     rewards: Tensor  # float32 [H, B, C]
     terminated: Tensor  # bool [H, B, C]
     truncated: Tensor  # bool [H, B, C]
     valid: Tensor  # bool [H, B, C]
     privileged: Tensor | None  # float32 [H, B, C, Q], before each action
-    last: Observation  # of the B rows when the rollout ended
+    last: Observation  # of the B rows at the end of the rollout
     final_index: Tensor  # int64 [F, 2]: chunk-step and row of each episode that ended
-    final: Observation | None  # of these F rows when they ended
-    success: Tensor  # bool [B]: whether an episode of the row ended solved in this rollout
+    final: Observation | None  # of these F rows at the end of their episodes
+    success: Tensor  # bool [B]: whether an episode of the row that ended in this rollout was a success
     round: int = 0
     discounts: Tensor | None = None  # float32 [H, B, C], of the value after a step; None: algorithm.gamma for each
-    tasks: Tensor | None = None  # int64 [H, B], numbers of the instructions, where a learner asks for them
+    tasks: Tensor | None = None  # int64 [H, B], ids of the instructions, if the learner needs them
 
     @property
     def returns(self) -> Tensor:
@@ -42,14 +42,14 @@ class EnvColumns:
 
 @dataclass(frozen=True, slots=True)
 class PolicyColumns:
-    """One block's rollout as the policy saw it: heavy, so it stays where it was made."""
+    """One block's rollout: the policy's data, which is large and stays in the worker that created it."""
 
     features: Features  # every tensor [H, B, ...]
     record: Record  # every tensor [H, B, ...]
     log_probs: Tensor  # float32 [H, B, C, K], under the distribution sampled from
     version: int  # of the weights that sampled
-    values: Tensor | None = None  # float32 [H, B, C], where acting gives them
-    old_log_probs: Tensor | None = None  # float32 [H, B, C, K], training's own; None: `log_probs` stand for them
+    values: Tensor | None = None  # float32 [H, B, C], if acting computes them
+    old_log_probs: Tensor | None = None  # float32 [H, B, C, K], recomputed in training; None: use `log_probs`
     reference_log_probs: Tensor | None = None  # float32 [H, B, C, K], of the policy that the run began with
 
 
@@ -58,16 +58,16 @@ Rollouts = Sequence[tuple[PolicyColumns, EnvColumns]]  # of one block, one for e
 
 @dataclass(frozen=True, slots=True)
 class TwoLevelColumns:
-    """One block's rollout as a high-level policy and the low-level one saw it; H of `high` are its decisions."""
+    """One block's rollout of a high-level and a low-level policy; H of `high` counts its decisions."""
 
-    low: PolicyColumns | None  # None: nobody trains it
+    low: PolicyColumns | None  # None: it is not trained
     high: PolicyColumns
-    choices: Tensor  # float32 [H, B, D], which held at each of the low-level policy's chunk-steps
+    choices: Tensor  # float32 [H, B, D], the high-level action at each chunk-step of the low-level policy
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutReport:
-    """What the driver learns of a worker's rollout."""
+    """A worker's report to the driver about its rollout."""
 
     episodes: tuple[EpisodeEnd, ...]  # by rows of all blocks; of those that end within the rollout in any case
     env_steps: int
@@ -78,20 +78,20 @@ class RolloutReport:
 
 @dataclass(frozen=True, slots=True)
 class TrainingBlock:
-    """The samples of a block that have a valid action, with what the losses need."""
+    """The samples of a block with a valid action: the inputs of the losses."""
 
     features: Features  # [M, ...]
     record: Record  # [M, ...]
-    old_log_probs: Tensor  # float32 [M, C, K], of the ratio's denominator
+    old_log_probs: Tensor  # float32 [M, C, K], the ratio's denominator
     valid: Tensor  # bool [M, C]
     advantages: Tensor  # float32 [M, C]
     weights: Tensor  # float32 [M, C], of each action in the policy loss; 0 where not valid
     privileged: Tensor | None  # float32 [M, C, Q]
     values: Tensor | None  # float32 [M, C], before the update; None without a critic
-    returns: Tensor | None  # float32 [M, C], what the critic should say
+    returns: Tensor | None  # float32 [M, C], the critic's targets
     rollout_log_probs: Tensor | None = None  # float32 [M, C, K], recorded by the rollout; None: they are the old ones
     reference_log_probs: Tensor | None = None  # float32 [M, C, K], of the policy that the run began with
-    tasks: Tensor | None = None  # int64 [M], numbers of the instructions
+    tasks: Tensor | None = None  # int64 [M], ids of the instructions
 
     def __len__(self) -> int:
         return len(self.old_log_probs)
@@ -103,17 +103,17 @@ class TrainingBlock:
 _COLUMNS = tuple(column.name for column in fields(TrainingBlock))  # torch.compile does not know `fields`
 
 
-def _each(change: Callable[[Sequence[Tensor]], Tensor], *blocks: TrainingBlock) -> TrainingBlock:
-    """Returns a block of which every tensor is made from those of the blocks; what they have none of stays None."""
+def _each(function: Callable[[Sequence[Tensor]], Tensor], *blocks: TrainingBlock) -> TrainingBlock:
+    """Returns a block with a function of the blocks' tensors in every column; missing columns stay None."""
 
-    def made(parts: Sequence[Any]) -> Any:
+    def map_parts(parts: Sequence[Any]) -> Any:
         if isinstance(parts[0], dict):
-            return {name: change([part[name] for part in parts]) for name in parts[0]}
+            return {name: function([part[name] for part in parts]) for name in parts[0]}
         missing = sum(part is None for part in parts)
         assert missing in (0, len(parts)), "some rollouts of a block have a column that others lack"
-        return None if missing else change(parts)
+        return None if missing else function(parts)
 
-    return TrainingBlock(**{name: made([getattr(block, name) for block in blocks]) for name in _COLUMNS})
+    return TrainingBlock(**{name: map_parts([getattr(block, name) for block in blocks]) for name in _COLUMNS})
 
 
 def training_block(
@@ -124,23 +124,23 @@ def training_block(
     values: Tensor | None = None,
     returns: Tensor | None = None,
 ) -> TrainingBlock:
-    """Returns the samples of one rollout that have a valid action and a weight.
+    """Returns the samples of one rollout with a valid action of positive weight.
 
-    Other tensors are float32 [H, B, C]; weights are 0 where an action shall not count.
+    Other tensors are float32 [H, B, C]; weights are 0 for actions that do not count.
     """
-    assert policy.log_probs.shape[:2] == env.valid.shape[:2], "the two sides of the rollout differ in length"
-    scored = policy.old_log_probs
+    assert policy.log_probs.shape[:2] == env.valid.shape[:2], "policy and env columns of the rollout differ in length"
+    old_log_probs = policy.old_log_probs
     whole = TrainingBlock(
         features=policy.features,
         record=policy.record,
-        old_log_probs=policy.log_probs if scored is None else scored,
+        old_log_probs=policy.log_probs if old_log_probs is None else old_log_probs,
         valid=env.valid,
         advantages=advantages,
         weights=weights * env.valid,
         privileged=env.privileged,
         values=values,
         returns=returns,
-        rollout_log_probs=None if scored is None else policy.log_probs,
+        rollout_log_probs=None if old_log_probs is None else policy.log_probs,
         reference_log_probs=policy.reference_log_probs,
         tasks=env.tasks,
     )

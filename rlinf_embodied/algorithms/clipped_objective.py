@@ -1,4 +1,4 @@
-"""The losses of a policy and its critic over samples of a block, as sums: blocks and microbatches add up exactly."""
+"""The losses of a policy and its critic over samples of a block, as sums that are exact over microbatches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CLONING_STATISTICS = IMITATION_LOSS, CHUNKS = "imitation_loss", "demonstrated_ch
 
 
 class Estimator(StrEnum):
-    """How episodes of a group become advantages."""
+    """How advantages are computed from the episodes of a group."""
 
     grpo = "grpo"  # (R - mean) / std of the group (arXiv 2402.03300)
     dr_grpo = "dr_grpo"  # R - mean (arXiv 2503.20783)
@@ -43,16 +43,16 @@ class Estimator(StrEnum):
 
 
 class Normalization(StrEnum):
-    """Over what PPO's advantages get mean 0 and standard deviation 1."""
+    """The samples over which PPO's advantages are standardised."""
 
     batch = "batch"  # all samples of an iteration
-    task = "task"  # those of a task, distinguished by their instructions
+    task = "task"  # all samples of a task; tasks differ in their instructions
     minibatch = "minibatch"
 
 
 @dataclass(kw_only=True, slots=True)
 class OnPolicyConfig(AlgorithmConfig):
-    """PPO and GRPO share the clipped objective; they differ in where advantages come from."""
+    """Settings of PPO and GRPO, which share the clipped objective and differ in their advantages."""
 
     learns_from = Source.rollouts
     # Log-probs are summed up to this level before a ratio is formed, and the clip range is of a ratio at that level:
@@ -62,7 +62,7 @@ class OnPolicyConfig(AlgorithmConfig):
     loss: PolicyLoss = field(default_factory=Clipped)
     clip_low: float = 0.2
     clip_high: float = 0.2
-    dual_clip: float | None = None  # largest ratio that counts where the advantage is negative; null: any
+    dual_clip: float | None = None  # bounds the ratio where the advantage is negative; null: no bound
     kl_coef: float = 0.0  # of the KL (k3) to the policy that the run began with, at the level of the ratio
     bc_coef: float = 0.0  # of the behaviour-cloning loss on demonstrations in every minibatch (docs/warm_start.md) ...
     bc_decay: float = 1.0  # ... times this to the power of the iteration; DAPG (arXiv 1709.10087): 0.95
@@ -80,21 +80,21 @@ class OnPolicyConfig(AlgorithmConfig):
     tis_cap: float | None = None  # truncated importance sampling: largest pi_training / pi_rollout; None: no correction
     target_kl: float | None = 0.05  # per action at every level; policy epochs end when a minibatch exceeds it
     # PPO
-    gamma: float = 0.99  # per env step; with less, haste is worth more than a lasting success
+    gamma: float = 0.99  # per env step; smaller values favour early over lasting success
     gae_lambda: float = 0.97  # per env step, also where a chunk is one step
-    # whether the value after a time-out counts, or a time-out is an end like any other; null: it counts with
-    # policy.critic=observation, which does not see the time; a privileged critic does
+    # whether time-outs bootstrap from the value of the final observation, or end the episode like a termination; null:
+    # they bootstrap with policy.critic=observation, which does not see the time; a privileged critic does
     bootstrap_at_timeout: bool | None = None
-    value_lr: float = 1e-3  # of what only the critic has
-    value_epochs: int = 8  # where critic and policy share parameters at least `epochs`, as one pass trains both
-    value_max_grad_norm: float = 1.0  # of a separate critic, or one that makes a step alone
+    value_lr: float = 1e-3  # of parameters that only the critic has
+    value_epochs: int = 8  # at least `epochs` if critic and policy share parameters, as one pass trains both
+    value_max_grad_norm: float = 1.0  # of a separate critic, or of steps of the critic alone
     one_optimizer: bool = False  # of policy and critic, on the sum of both losses, with epochs, lr and max_grad_norm
-    value_coef: float = 0.5  # of the value loss in that sum; it is made as well where the two share parameters
+    value_coef: float = 0.5  # of the value loss in that sum, which is also used if the two share parameters
     # in standard deviations of the return where the policy standardises returns (normalize_returns):
-    value_clip: float | None = None  # how far a value counts as moved from that before the update; null: any
+    value_clip: float | None = None  # largest change of a value from that before the update; null: no limit
     huber_delta: float | None = None  # error from which the value loss is linear; null: none
     normalize_advantages: Normalization = Normalization.batch
-    critic_warmup_iterations: int = 1  # iterations that train only what the policy does not use
+    critic_warmup_iterations: int = 1  # first iterations, which train only the critic's own parameters
     # GRPO
     group_size: int = 8  # episodes from one initial state
     estimator: Estimator = Estimator.grpo
@@ -102,7 +102,7 @@ class OnPolicyConfig(AlgorithmConfig):
     drop_zero_variance_groups: bool = True  # groups whose episodes have the same return are dropped (DAPO) ...
     max_resamples: int = 2  # ... and replaced by further rollouts, at most this many times
     min_groups: int = 8  # resample until this many groups are left
-    length_normalized: bool = True  # every episode weighs the same, however long
+    length_normalized: bool = True  # all episodes have the same weight, whatever their length
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
@@ -110,26 +110,26 @@ class OnPolicyConfig(AlgorithmConfig):
         require_numbers(self, "algorithm", *counts, low=1)
         optional = ("ratio_tolerance", "target_kl", "tis_cap", "value_clip", "huber_delta")
         require_numbers(self, "algorithm", "value_lr", *optional, low=0, above=True)
-        more = ("critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef", "kl_coef", "bc_coef")
-        require_numbers(self, "algorithm", "value_epochs", *more, low=0)
-        whole = self.sharding is Sharding.none or not (self.compile or self.one_optimizer)
-        rule = "passes over a policy in slices are not compiled, and it has a separate optimizer"
-        require(whole, "algorithm.sharding", self.sharding.value, rule, "use none")
-        rule = "passes over demonstrations are neither compiled nor made in slices"
-        plain = self.sharding is Sharding.none and not self.compile
+        others = ("critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef", "kl_coef", "bc_coef")
+        require_numbers(self, "algorithm", "value_epochs", *others, low=0)
+        supported = self.sharding is Sharding.none or not (self.compile or self.one_optimizer)
+        rule = "a sharded policy is not compiled, and needs a separate optimizer"
+        require(supported, "algorithm.sharding", self.sharding.value, rule, "use none")
+        rule = "passes over demonstrations are neither compiled nor sharded"
+        supports_bc = self.sharding is Sharding.none and not self.compile
         action = "use 0, or algorithm.sharding=none algorithm.compile=false"
-        require(plain or not self.bc_coef, "algorithm.bc_coef", self.bc_coef, rule, action)
+        require(supports_bc or not self.bc_coef, "algorithm.bc_coef", self.bc_coef, rule, action)
         require_dual_clip(self.dual_clip, self.loss)
         level, rule = self.ratio_level, f"{type(self.loss).__name__} has one ratio per chunk"
         fits = level is Level.chunk or not self.loss.sequence_level
         require(fits, "algorithm.ratio_level", level.value, rule, "use chunk")
-        bounds = ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm")  # an infinite one is none
+        bounds = ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm")  # inf disables it
         require_numbers(self, "algorithm", *bounds, above=True, high=math.inf)
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", "bc_decay", high=1)
 
     @property
     def needs_reference(self) -> bool:
-        """Whether samples are also scored by the policy that the run began with."""
+        """Whether the initial policy scores samples as well."""
         return self.kl_coef > 0 or self.loss.needs_reference
 
     @property
@@ -137,11 +137,11 @@ class OnPolicyConfig(AlgorithmConfig):
         return self.bc_coef > 0
 
     def bootstraps(self, critic: Critic) -> bool:
-        given = self.bootstrap_at_timeout
-        return self.has_critic and (critic is Critic.observation if given is None else given)
+        setting = self.bootstrap_at_timeout
+        return self.has_critic and (critic is Critic.observation if setting is None else setting)
 
     def check(self, config: TrainConfig) -> None:
-        rule, resets = "a pass is compiled for one number of rows, which blocks have with resets", config.env.auto_reset
+        rule, resets = "compiled passes need blocks of constant size, as with resets", config.env.auto_reset
         require(
             resets or not self.compile, "algorithm.compile", self.compile, rule, "set env.auto_reset=true, or false"
         )
@@ -155,12 +155,12 @@ class Objective:
     temperature: float
     evaluate: Callable[[Features, Record, float, bool], Evaluation]  # see Policy.evaluate
     value: Callable[[Features, Tensor | None], Tensor]  # see Policy.value
-    joint: bool  # whether a pass of the policy trains the critic, too
-    return_scale: Callable[[], Tensor] | None = None  # by which the critic standardises: the unit of its loss; None: 1
-    ratio_counts: Tensor | None = None  # float32 [BINS], to which passes of the policy add those of their log ratios
+    joint: bool  # whether passes of the policy also train the critic
+    return_scale: Callable[[], Tensor] | None = None  # the unit of the critic's loss; None: 1
+    ratio_counts: Tensor | None = None  # float32 [BINS], counts of log ratios that passes of the policy add to
 
     def policy_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
-        """Returns microbatches of the policy's loss over rows `index`, with a joint critic's, none computed yet."""
+        """Returns microbatches of the policy's loss (and a joint critic's) over rows `index`, to be computed later."""
         return [
             Pass(float(block.weights[part].sum()), partial(self._policy_sums, block, part))
             for part in index.split(self.algorithm.rows_per_microbatch or len(index))
@@ -176,16 +176,16 @@ class Objective:
     def _policy_sums(self, block: TrainingBlock, index: Tensor) -> LossSums:
         rows = block.rows(index)
         algorithm, level, valid = self.algorithm, self.algorithm.ratio_level, rows.valid
-        found = self.evaluate(rows.features, rows.record, self.temperature, algorithm.entropy_coef != 0)
-        choices, counted = found.log_probs.shape[-1], rows.weights > 0
-        now, old = to_level(found.log_probs, valid, level), to_level(rows.old_log_probs, valid, level)
+        evaluation = self.evaluate(rows.features, rows.record, self.temperature, algorithm.entropy_coef != 0)
+        choices, counted = evaluation.log_probs.shape[-1], rows.weights > 0
+        now, old = to_level(evaluation.log_probs, valid, level), to_level(rows.old_log_probs, valid, level)
         weights = weights_at_level(rows.weights, level, choices)
         mask = weights > 0
         if self.ratio_counts is not None:
             self.ratio_counts.add_(Histogram.count((now - old).detach()[mask], LARGEST_LOG_RATIO))
-        importance = None  # nothing corrects for the sampler
+        importance = None  # no correction for the sampling policy
         if algorithm.tis_cap is not None:
-            assert rows.rollout_log_probs is not None, "with a cap everything is scored again first"
+            assert rows.rollout_log_probs is not None, "with a cap all samples are rescored first"
             recorded = to_level(rows.rollout_log_probs, valid, level)
             importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
         reference = rows.reference_log_probs
@@ -204,7 +204,7 @@ class Objective:
             length=(valid.sum(-1) * choices).clamp(min=1) if algorithm.loss.sequence_level else None,
             reference=reference,
         )
-        entropy = torch.zeros_like(rows.weights) if found.entropy is None else found.entropy.sum(-1)
+        entropy = torch.zeros_like(rows.weights) if evaluation.entropy is None else evaluation.entropy.sum(-1)
         loss = terms.loss
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (rows.weights * entropy).sum()
@@ -214,10 +214,10 @@ class Objective:
             kl = weights * reference_kl(now, reference, mask)
             loss = loss + algorithm.kl_coef * kl.sum()
             statistics.append(kl.sum())
-        if algorithm.uses_demonstrations:  # other passes are over these
+        if algorithm.uses_demonstrations:  # filled by the passes over demonstrations
             statistics += [torch.zeros_like(loss)] * len(CLONING_STATISTICS)
         if self.joint:
-            values = found.values if found.values is not None else self.value(rows.features, rows.privileged)
+            values = evaluation.values if evaluation.values is not None else self.value(rows.features, rows.privileged)
             value = self._value_loss(rows, values)
             loss = algorithm.value_coef * value + loss
             statistics.append(value)
@@ -227,15 +227,15 @@ class Objective:
         rows = block.rows(index)
         loss = self._value_loss(rows, self.value(rows.features, rows.privileged))
         statistics = loss.detach().reshape(1)
-        if self.joint:  # those of the passes that train the policy as well
+        if self.joint:  # same layout as that of joint passes
             loss = self.algorithm.value_coef * loss
             statistics = torch.cat([statistics.new_zeros(len(policy_statistics(self.algorithm))), statistics])
         return LossSums(loss, rows.valid.sum().to(torch.float32), statistics)
 
     def _value_loss(self, rows: TrainingBlock, values: Tensor) -> Tensor:
-        """Returns the critic's loss in units of returns; in those that it standardises by, if it does.
+        """Returns the critic's loss in units of `return_scale`.
 
-        So value_coef, and a norm that clips both gradients as one, mean the same for every scale of rewards.
+        value_coef and a joint gradient norm then have the same effect for every scale of rewards.
         """
         clip, delta, old, returns = self.algorithm.value_clip, self.algorithm.huber_delta, rows.values, rows.returns
         assert returns is not None
@@ -246,6 +246,6 @@ class Objective:
 
 
 def policy_statistics(algorithm: OnPolicyConfig) -> tuple[str, ...]:
-    """Returns the names of what passes of the policy's loss add up, without that of a joint critic."""
+    """Returns the names of the statistics of the policy's passes, without a joint critic's."""
     reference = (REFERENCE_KL,) if algorithm.needs_reference else ()
     return (*POLICY_STATISTICS, *reference, *(CLONING_STATISTICS if algorithm.uses_demonstrations else ()))

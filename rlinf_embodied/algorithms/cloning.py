@@ -1,4 +1,4 @@
-"""Behaviour cloning during RL: each minibatch of the policy's loss also has chunks of demonstrations.
+"""Behaviour cloning during RL: adds a loss on chunks of demonstrations to each minibatch.
 
     loss = policy loss / its weight + bc_coef bc_decay^iteration (imitation loss / its chunks)
 
@@ -27,38 +27,38 @@ from rlinf_embodied.randomness import words
 
 
 class CloningTerm:
-    """Draws demonstrations and makes passes over them."""
+    """Samples demonstrations and creates passes over them."""
 
     def __init__(self, training: Training) -> None:
         require_imitation(training)
         self._training, self._policy = training, cast(ImitationPolicy, training.policy)
-        self.demonstrations: dict[int, Chunks] = {}  # by block, of those that have some
+        self.demonstrations: dict[int, Chunks] = {}  # by block, for blocks with demonstrations
         self._drawn: tuple[int, int] = (0, 0)  # iteration and minibatch
         self._scale = 0.0
 
     def batches(
         self, batches: Iterator[dict[int, Tensor]], blocks: Mapping[int, TrainingBlock], iteration: int
     ) -> Iterator[dict[int, Tensor]]:
-        """Yields minibatches; before each, `passes` become those that belong to it."""
+        """Yields minibatches, and prepares `passes` for each before it is yielded."""
         algorithm = self._training.algorithm
         for k, rows in enumerate(batches):
-            counted = {}
+            counts = {}
             for b, index in rows.items():
                 weight = blocks[b].weights[index].sum()
-                counted[b] = torch.stack([weight, weight.new_tensor(float(self._number(b) if len(index) else 0))])
-            weight, number = self._training.reducer.sum_blocks(counted).tolist()
+                counts[b] = torch.stack([weight, weight.new_tensor(float(self._number(b) if len(index) else 0))])
+            weight, number = self._training.reducer.sum_blocks(counts).tolist()
             self._drawn = iteration, k
             self._scale = algorithm.bc_coef * algorithm.bc_decay**iteration * weight / max(number, 1.0)
             yield rows
 
     def passes(self, block: int, statistics: Sequence[str]) -> list[Pass]:
-        """Returns the pass over a block's part of the demonstrations; it counts in no denominator."""
+        """Returns the pass over a block's share of the demonstrations; its weight in denominators is 0."""
         number = self._number(block)
         return [Pass(0.0, partial(self._sums, block, number, statistics))] if number and self._scale else []
 
     def _number(self, block: int) -> int:
-        size, of = self._training.algorithm.bc_batch_size, self._training.context.num_blocks
-        return size * (block + 1) // of - size * block // of if block in self.demonstrations else 0
+        size, num_blocks = self._training.algorithm.bc_batch_size, self._training.context.num_blocks
+        return size * (block + 1) // num_blocks - size * block // num_blocks if block in self.demonstrations else 0
 
     def _sums(self, block: int, number: int, statistics: Sequence[str]) -> LossSums:
         training, data, key = self._training, self.demonstrations[block], (*self._drawn, block, np.arange(number))
@@ -68,9 +68,9 @@ class CloningTerm:
         features, targets = self._policy.encode_trainable(observation), part.targets(device)
         targets |= drawn_noise(training, "cloning/noise", *key)
         loss = self._policy.imitation_loss(features, part.actions.to(device), targets)
-        found = {IMITATION_LOSS: float(loss.detach()), CHUNKS: float(number)}
+        sums = {IMITATION_LOSS: float(loss.detach()), CHUNKS: float(number)}
         return LossSums(
             self._scale * loss,
             loss.new_zeros((), dtype=torch.float32),
-            loss.new_tensor([found.get(name, 0.0) for name in statistics], dtype=torch.float32),
+            loss.new_tensor([sums.get(name, 0.0) for name in statistics], dtype=torch.float32),
         )

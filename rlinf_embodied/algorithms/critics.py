@@ -1,4 +1,4 @@
-"""What algorithms with critics Q(s, a) share: an ensemble of them, computed together, and targets that follow it."""
+"""Base of algorithms with critics Q(s, a): a batched ensemble, and target networks that follow it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from rlinf_embodied.randomness import words
 
 
 class Ensemble(nn.Module):
-    """E networks from [B, D] to [E, B]: ReLU layers, each behind LayerNorm where `layer_norm` (arXiv 2302.02948)."""
+    """E networks from [B, D] to [E, B]: ReLU layers, with LayerNorm before them if `layer_norm` (arXiv 2302.02948)."""
 
     def __init__(self, num: int, sizes: Sequence[int], layer_norm: bool, seed: int) -> None:
         """Draws weights and biases uniformly within 1 / sqrt(inputs of the layer), as torch's linear layers do.
 
-        `sizes` are D, the widths of hidden layers, and 1; the global generator is left as it was.
+        `sizes` are D, the widths of hidden layers, and 1; the global generator does not change.
         """
         super().__init__()
         generator = torch.Generator().manual_seed(int(words(seed, "critics")) >> 1)
@@ -47,7 +47,7 @@ class Ensemble(nn.Module):
             self.shifts.append(nn.Parameter(torch.zeros(num, 1, width)))
 
     def forward(self, rows: Tensor, members: Tensor | None = None) -> Tensor:
-        """Returns the values [E, B] of rows [B, D]; of the critics `members`, int64 [K], alone [K, B]."""
+        """Returns the values [E, B] of rows [B, D]; [K, B] for only the critics `members`, int64 [K]."""
         pick = (lambda part: part) if members is None else (lambda part: part.index_select(0, members))
         num = len(self.weights[0]) if members is None else len(members)
         hidden, last = rows.expand(num, -1, -1), len(self.weights) - 1
@@ -63,18 +63,18 @@ class Ensemble(nn.Module):
 
 @dataclass(kw_only=True, slots=True)
 class CriticsConfig(ReplayConfig):
-    """An ensemble of critics Q(s, a) with targets that follow it."""
+    """Settings of an ensemble of critics Q(s, a) with target networks."""
 
     has_critic = True
 
     gamma: float = 0.99  # per env step
     value_lr: float = 3e-4  # of the critics
     num_critics: int = 2
-    target_critics: int = 2  # the target is the minimum over this many, drawn for each update if there are more (REDQ)
+    target_critics: int = 2  # the target is the minimum over so many critics, drawn for each update (REDQ)
     critic_hidden_size: int = 256
     critic_layers: int = 2
-    layer_norm: bool = False  # behind every hidden layer of the critics
-    tau: float = 0.005  # how far targets move towards the critics per update
+    layer_norm: bool = False  # in every hidden layer of the critics
+    tau: float = 0.005  # rate at which targets follow the critics, per update
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)
@@ -89,7 +89,7 @@ class CriticsConfig(ReplayConfig):
 
     def check(self, config: TrainConfig) -> None:
         ReplayConfig.check(self, config)
-        held, rule = config.env.hold_steps, "for how long the task has been solved is in no state that critics see"
+        held, rule = config.env.hold_steps, "the time since the task was solved is in no state that critics see"
         action = "use 1 to end episodes once it is solved, or 0 to never end them early"
         require(held <= 1, "env.hold_steps", held, rule, action)
 
@@ -100,7 +100,7 @@ class CriticsAlgorithm(Algorithm):
     algorithm: CriticsConfig
 
     def __init__(self, training: Training) -> None:
-        """Makes critics that are a function of the seed, and targets that equal them."""
+        """Creates critics from the seed, and targets equal to them."""
         super().__init__(training)
         self._policy = policy = cast(ReparameterizedPolicy, training.policy)
         self._device = next(policy.module.parameters()).device
@@ -115,7 +115,7 @@ class CriticsAlgorithm(Algorithm):
         return Ensemble(num, sizes, algorithm.layer_norm, self.training.seed).to(self._device)
 
     def _learner(self, parameters: Iterable[nn.Parameter], lr: float, statistic: str) -> Learner:
-        """Returns a learner whose passes add up the loss and one statistic."""
+        """Returns a learner whose passes report the loss and one more statistic."""
         settings, names = adam(self.algorithm, lr), ("loss", statistic)
         return Learner(list(parameters), settings, names, self.training.reducer, compile=self.algorithm.compile)
 
@@ -139,5 +139,5 @@ class CriticsAlgorithm(Algorithm):
 
 
 def joined(states: Tensor, actions: Tensor) -> Tensor:
-    """Returns what critics see of states [M, P] and actions [M, A] or chunks of one action [M, 1, A]."""
+    """Returns the critics' input for states [M, P] and actions [M, A], or chunks of one action [M, 1, A]."""
     return torch.cat([states, actions.flatten(1)], 1)

@@ -1,4 +1,4 @@
-"""Demonstrations: chunks of actions with what was seen before them, in memory or read when they are needed."""
+"""Demonstrations: chunks of actions with the observations before them, in memory or read on demand."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import ACTION_IS_PAD
 
-_ROWS = 64  # of a call that computes without a gradient
-_AHEAD = 4  # minibatches whose images are decoded in the background
+_ROWS = 64  # rows per call without a gradient
+_AHEAD = 4  # number of minibatches whose images are decoded in advance
 
 
 class Chunks:
-    """M chunks of one data block, in memory or not."""
+    """M chunks of one data block, in memory or on disk."""
 
     __slots__ = ()
     source: int  # which of the config's sources they come from
@@ -43,18 +43,18 @@ class Chunks:
 
     @property
     def privileged(self) -> Tensor | None:
-        """The simulator's state at the beginning of every chunk, float32 [M, Q]; None where no simulator ran."""
+        """The simulator's state at the beginning of every chunk, float32 [M, Q]; None if it was not recorded."""
         return None
 
     def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
-        """Returns these chunks, in this order, with or without their images."""
+        """Returns the chunks at `index`, in this order, with or without their images."""
         raise NotImplementedError
 
     def prefetch(self, index: Sequence[int] | Tensor) -> None:
-        """Announces that these chunks are needed soon."""
+        """Starts to load chunks that will be read soon."""
 
     def in_parts(self) -> Iterator[Demonstrations]:
-        """Yields all chunks in parts of a bearable size."""
+        """Yields all chunks in parts of at most _ROWS."""
         for k in range(0, len(self), _ROWS):
             self.prefetch(range(min(k + _ROWS, len(self)), min(k + 2 * _ROWS, len(self))))
             yield self.rows(range(k, min(k + _ROWS, len(self))))
@@ -77,8 +77,8 @@ class Demonstrations(Chunks):
     def concatenate(cls, parts: Sequence[Demonstrations]) -> Demonstrations:
         positions, is_pad = [part.object_positions for part in parts], [part.is_pad for part in parts]
         if any(mask is not None for mask in is_pad):
-            nothing = lambda part: torch.zeros(part.actions.shape[:2], dtype=torch.bool)  # noqa: E731
-            is_pad = [nothing(part) if part.is_pad is None else part.is_pad for part in parts]
+            no_padding = lambda part: torch.zeros(part.actions.shape[:2], dtype=torch.bool)  # noqa: E731
+            is_pad = [no_padding(part) if part.is_pad is None else part.is_pad for part in parts]
         return cls(
             Observation.concatenate([part.observation for part in parts]),
             torch.cat([part.actions for part in parts]),
@@ -103,9 +103,9 @@ class Demonstrations(Chunks):
         return Demonstrations(observation, actions, pick(self.object_positions), pick(self.is_pad), self.source)
 
     def targets(self, device: torch.device | str, helpers: bool = False) -> dict[str, Tensor]:
-        """Returns what an imitation loss is handed with the actions; `helpers` teach the frozen part."""
-        found = {ACTION_IS_PAD: self.is_pad, "object_position": self.object_positions if helpers else None}
-        return {name: column.to(device) for name, column in found.items() if column is not None}
+        """Returns the further targets of an imitation loss; `helpers` includes those that train the stem."""
+        columns = {ACTION_IS_PAD: self.is_pad, "object_position": self.object_positions if helpers else None}
+        return {name: column.to(device) for name, column in columns.items() if column is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,26 +136,26 @@ class _Several(Chunks):
         return None if None in columns else torch.cat(cast(list[Tensor], columns))
 
     def _split(self, index: Sequence[int] | Tensor) -> Iterator[tuple[Chunks, Tensor, Tensor]]:
-        """Yields each part with its own numbers of some chunks, and their positions within `index`."""
-        wanted, first = torch.as_tensor(index), 0
+        """Yields each part with its local indices of the chunks at `index`, and their positions within `index`."""
+        indices, first = torch.as_tensor(index), 0
         for part in self.parts:
-            at = ((wanted >= first) & (wanted < first + len(part))).nonzero()[:, 0]
-            if len(at):
-                yield part, wanted[at] - first, at
+            positions = ((indices >= first) & (indices < first + len(part))).nonzero()[:, 0]
+            if len(positions):
+                yield part, indices[positions] - first, positions
             first += len(part)
 
     def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
-        found = [(part.rows(own, images), at) for part, own, at in self._split(index)]
-        order = torch.cat([at for _, at in found]).argsort()
-        return Demonstrations.concatenate([part for part, _ in found]).rows(order)
+        pieces = [(part.rows(local, images), positions) for part, local, positions in self._split(index)]
+        order = torch.cat([positions for _, positions in pieces]).argsort()
+        return Demonstrations.concatenate([part for part, _ in pieces]).rows(order)
 
     def prefetch(self, index: Sequence[int] | Tensor) -> None:
-        for part, own, _ in self._split(index):
-            part.prefetch(own)
+        for part, local, _ in self._split(index):
+            part.prefetch(local)
 
 
 def join(parts: Sequence[Chunks]) -> Chunks:
-    """Returns several demonstrations as one, source by source."""
+    """Concatenates demonstrations, source by source."""
     of_source: dict[int, list[Chunks]] = {}
     for part in parts:
         of_source.setdefault(part.source, []).append(part)
@@ -164,7 +164,7 @@ def join(parts: Sequence[Chunks]) -> Chunks:
 
 
 def announced(batches: Iterator[dict[int, Tensor]], data: Mapping[int, Chunks]) -> Iterator[dict[int, Tensor]]:
-    """Yields minibatches, each after the next _AHEAD have been announced to the data."""
+    """Yields minibatches, each after prefetching of the next _AHEAD has started."""
     waiting: deque[dict[int, Tensor]] = deque()
     for rows in batches:
         for block, index in rows.items():

@@ -1,4 +1,4 @@
-"""Group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300): episodes of a group are compared."""
+"""Group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300): advantages compare a group's episodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlinf_embodied.runtime.host import StepContext
 
 @dataclass(kw_only=True, slots=True)
 class GRPOConfig(OnPolicyConfig):
-    """Group-relative policy optimisation (arXiv:2402.03300): episodes of a group are compared, without a critic."""
+    """Group-relative policy optimisation (arXiv:2402.03300): compares the episodes of a group, without a critic."""
 
     name = "grpo"
 
@@ -47,12 +47,12 @@ class GRPOConfig(OnPolicyConfig):
     def check(self, config: TrainConfig) -> None:
         OnPolicyConfig.check(self, config)
         env, size = config.env, self.group_size
-        whole, rule = env.block_size % size == 0, f"a group of algorithm.group_size={size} episodes stays in a block"
-        require(whole, "env.block_size", env.block_size, rule, "make the block a multiple of the group")
+        divides, rule = env.block_size % size == 0, f"a group of algorithm.group_size={size} episodes stays in a block"
+        require(divides, "env.block_size", env.block_size, rule, "make the block a multiple of the group")
         rule = "GRPO compares whole episodes, one per row"
         require(not env.auto_reset, "env.auto_reset", env.auto_reset, rule, "set env.auto_reset=false")
-        few, rule = self.min_groups <= env.num_envs // size, f"env.num_envs={env.num_envs} rows hold fewer groups"
-        require(few, "algorithm.min_groups", self.min_groups, rule, "use fewer groups or more envs")
+        enough, rule = self.min_groups <= env.num_envs // size, f"env.num_envs={env.num_envs} rows hold fewer groups"
+        require(enough, "algorithm.min_groups", self.min_groups, rule, "use fewer groups or more envs")
 
     def make(self, training: Training) -> GRPO:
         return GRPO(training)
@@ -68,16 +68,16 @@ _ADVANTAGES: dict[Estimator, Callable[[Tensor], Tensor]] = {
 
 
 class GRPO(OnPolicy):
-    """Trains on the (round, group) pairs that dynamic sampling has kept."""
+    """Trains on the (round, group) pairs that dynamic sampling kept."""
 
     def samples(self, step_context: StepContext, rollouts: Mapping[int, Rollouts]) -> dict[int, TrainingBlock]:
         kept = set(cast("tuple[tuple[int, int], ...]", step_context.message))
-        made = {block: grpo_block(parts, self.algorithm, block, kept) for block, parts in rollouts.items()}
+        samples = {block: grpo_block(parts, self.algorithm, block, kept) for block, parts in rollouts.items()}
         if self.algorithm.estimator is not Estimator.reinforce_pp:
-            return made
-        advantages = {b: (t.advantages, t.valid) for b, t in made.items()}
+            return samples
+        advantages = {b: (t.advantages, t.valid) for b, t in samples.items()}
         scaled = standardized(advantages, self.training.reducer.sum_blocks)
-        return {b: replace(t, advantages=scaled[b]) for b, t in made.items()}
+        return {b: replace(t, advantages=scaled[b]) for b, t in samples.items()}
 
     def update(self, step_context: StepContext, data: Mapping[int, Rollouts]) -> dict[str, float]:
         kept = set(cast("tuple[tuple[int, int], ...]", step_context.message))
@@ -85,17 +85,17 @@ class GRPO(OnPolicy):
 
 
 def grpo_block(rollouts: Rollouts, algorithm: OnPolicyConfig, block: int, kept: set[tuple[int, int]]) -> TrainingBlock:
-    """Returns a block's samples with group-relative advantages; (round, group) pairs that are not `kept` weigh nothing.
+    """Returns a block's samples with group-relative advantages; (round, group) pairs that are not `kept` have weight 0.
 
-    Rollouts, one per round, have one episode per row; the number of the block numbers its groups.
+    Rollouts, one per round, have one episode per row; the block's index determines the ids of its groups.
     """
     size, parts = algorithm.group_size, []
     for columns, env in rollouts:
         episode = env.success.to(torch.float32) if algorithm.success_only else env.returns
         relative = _ADVANTAGES[algorithm.estimator](episode.reshape(-1, size)).reshape(-1)
-        first = block * (len(episode) // size)  # group of the block
-        counts = [(env.round, first + row // size) in kept for row in range(len(episode))]
-        weights = env.valid.to(torch.float32) * env.rewards.new_tensor(counts, dtype=torch.float32)[None, :, None]
+        first_group = block * (len(episode) // size)  # id of the block's first group
+        counted = [(env.round, first_group + row // size) in kept for row in range(len(episode))]
+        weights = env.valid.to(torch.float32) * env.rewards.new_tensor(counted, dtype=torch.float32)[None, :, None]
         if algorithm.length_normalized:
             weights = weights / env.valid.sum((0, 2)).clamp(min=1)[None, :, None]
         advantages = relative[None, :, None].expand_as(weights).contiguous()

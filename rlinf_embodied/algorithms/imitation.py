@@ -1,7 +1,7 @@
-"""Behaviour cloning: the policy learns what was done, or what the expert would have done.
+"""Imitation: behaviour cloning of recorded actions, DAgger, and fine-tuning on demonstrations.
 
-    Imitation      from batches of transitions: recorded ones (bc), or what the policy meets itself (DAgger)
-    FineTuning     from demonstrations (sft, the warm start): epochs of the whole policy, then of all but its stem,
+    Imitation      on batches of transitions: recorded ones (bc), or the policy's own with expert actions (DAgger)
+    FineTuning     on demonstrations (sft, the warm start): epochs of the whole policy, then of all but its stem,
                    whose features are computed once
 
 A minibatch of demonstrations is one slice of every block, as in RL, so that the weights are the same under every plan.
@@ -38,14 +38,14 @@ from rlinf_embodied.randomness import normal, permutation
 from rlinf_embodied.runtime.host import StepContext
 
 _OPTIMIZER, _WHOLE, _HEAD = "policy_optimizer", "whole_optimizer", "head_optimizer"  # in a checkpoint
-_NOISE = "noise"  # what a flow policy's loss draws
+_NOISE = "noise"  # noise of a flow policy's loss
 _Loss = Callable[[ImitationPolicy], Tensor]
 
 
 def sizes(reducer: Reducer, data: Mapping[int, Chunks | Tensor | Sequence]) -> dict[int, int]:
     """Returns the number of chunks in every block of all workers."""
-    own = {block: torch.tensor([float(len(part))]) for block, part in data.items()}
-    return {block: int(size[0]) for block, size in reducer.gather_blocks(own).items()}
+    lengths = {block: torch.tensor([float(len(part))]) for block, part in data.items()}
+    return {block: int(size[0]) for block, size in reducer.gather_blocks(lengths).items()}
 
 
 def require_imitation(training: Training) -> None:
@@ -56,7 +56,7 @@ def require_imitation(training: Training) -> None:
 
 
 def drawn_noise(training: Training, purpose: str, *ids: int | Sequence[int] | np.ndarray) -> dict[str, Tensor]:
-    """Returns what a flow policy's imitation loss draws, keyed; {} of other policies."""
+    """Returns the keyed noise of a flow policy's imitation loss; {} for other policies."""
     noise = cast(ImitationPolicy, training.policy).imitation_noise
     return {} if noise is None else {_NOISE: noise.draw(training.seed, purpose, *ids).to(training.context.device)}
 
@@ -73,7 +73,7 @@ class _Imitating(Algorithm):
 
 @dataclass(kw_only=True, slots=True)
 class BehaviourCloningConfig(ReplayConfig):
-    """The policy learns to do what was done in recorded transitions."""
+    """Behaviour cloning of recorded transitions."""
 
     name = "bc"
     acts = False
@@ -87,7 +87,7 @@ class BehaviourCloningConfig(ReplayConfig):
 
 @dataclass(kw_only=True, slots=True)
 class DaggerConfig(BehaviourCloningConfig):
-    """DAgger (arXiv:1011.0686): the policy acts and learns what the scripted expert would have done there."""
+    """DAgger (arXiv:1011.0686): the policy acts, and imitates the scripted expert's actions in the same states."""
 
     name = "dagger"
     acts = True
@@ -96,16 +96,16 @@ class DaggerConfig(BehaviourCloningConfig):
     def check(self, config: TrainConfig) -> None:
         rule = f"{self.name} learns from what it gathers"
         require(not config.files, "data", config.data, rule, "leave it out")
-        rule = "DAgger begins with what the expert does"
+        rule = "DAgger begins with steps of the expert"
         require(self.expert_steps > 0, "algorithm.expert_steps", self.expert_steps, rule, "use 2000")
         ReplayConfig.check(self, config)
 
 
 @dataclass(kw_only=True, slots=True)
 class HgDaggerConfig(DaggerConfig):
-    """HG-DAgger (arXiv:1810.02890): a human takes over while the policy errs, and the policy learns these actions.
+    """HG-DAgger (arXiv:1810.02890): a human takes over while the policy errs, and the policy imitates these actions.
 
-    The human is scripted: the expert acts in each step in which the policy's action is too far from the expert's.
+    The human is simulated: the scripted expert acts in each step in which the policy's action is too far from its own.
     """
 
     name = "hg_dagger"
@@ -119,7 +119,7 @@ class HgDaggerConfig(DaggerConfig):
 
 
 class Imitation(_Imitating):
-    """One optimizer of the whole policy; policies that see learn from images, too."""
+    """Trains the whole policy with one optimizer; vision policies are trained on images."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
@@ -144,7 +144,7 @@ class Imitation(_Imitating):
         return loss_sums(self._policy.imitation_loss(features, actions[:, None], targets), len(actions))
 
     def _observation(self, columns: Columns) -> Observation:
-        """Returns what the policy sees when it learns from transitions."""
+        """Returns the observations of transitions."""
         return transitions.observation_of(columns).prompted(self.training.settings.prompt_suffix)
 
 
@@ -161,8 +161,8 @@ class SFTConfig(FineTuningPhases, AlgorithmConfig):
     policy_method = "imitation_loss"
 
     warmup: float = 0.1  # share of a phase's steps in which the learning rate rises
-    held_out: float = 0.1  # share of the episodes that nothing is learned from; their loss is reported
-    reduction: Reduction = Reduction.exact  # on accelerators as well: a cached policy is the same for all of them
+    held_out: float = 0.1  # share of the episodes that are not trained on; their loss is reported
+    reduction: Reduction = Reduction.exact  # on accelerators, too: a cached policy is the same for any number
     rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
     sharding: Sharding = Sharding.none  # of the policy while it trains
 
@@ -173,7 +173,7 @@ class SFTConfig(FineTuningPhases, AlgorithmConfig):
         require_numbers(self, "algorithm", "held_out", high=0.5)
         require(not self.compile, "algorithm.compile", True, "passes of fine-tuning are not compiled", "use false")
         require_numbers(self, "algorithm", "rows_per_microbatch", low=1)
-        rule = "a policy in slices is trained whole, not its head on cached features"
+        rule = "a sharded policy is trained as a whole, not its head on cached features"
         whole = self.sharding is Sharding.none or not self.head_epochs
         require(whole, "algorithm.head_epochs", self.head_epochs, rule, "use 0, or algorithm.sharding=none")
 
@@ -196,9 +196,9 @@ class SFTConfig(FineTuningPhases, AlgorithmConfig):
 class FineTuning(_Imitating):
     """An iteration is an epoch; each of the two phases has an optimizer.
 
-    `fresh`: whether the policy is new, so that its inputs are standardised by the demonstrations.
-    `weights`: of the sources, whose chunks an epoch then draws in these proportions; (): every chunk once.
-    `max_feature_bytes`: of a worker's frozen features; where they take more they are computed in every epoch.
+    `fresh`: whether the policy is new, so that the demonstrations determine the statistics of its inputs.
+    `weights`: proportions in which an epoch draws the chunks of the sources; (): every chunk once.
+    `max_feature_bytes`: size up to which a worker caches frozen features; larger ones are computed in every epoch.
     """
 
     algorithm: SFTConfig
@@ -210,8 +210,8 @@ class FineTuning(_Imitating):
         super().__init__(training)
         algorithm = self.algorithm
         self._features: dict[int, Features] = {}
-        given, self._suffix = algorithm.proprio_jitter, training.settings.prompt_suffix
-        self._jitter = self._policy.proprio_jitter if given is None else given
+        jitter, self._suffix = algorithm.proprio_jitter, training.settings.prompt_suffix
+        self._jitter = self._policy.proprio_jitter if jitter is None else jitter
         self._copies = [self._policy]
         self._scored: Callable[[_Loss], Tensor] = lambda loss: loss(self._policy)
         if algorithm.sharding is not Sharding.none:
@@ -233,9 +233,9 @@ class FineTuning(_Imitating):
         return self._sums(True, 0, next(iter(self._data.values())), 0, torch.tensor([0])).loss * 0.0
 
     def measure(self, data: Mapping[int, Chunks]) -> None:
-        """Sets the mean and standard deviation with which the policy standardises proprioception and privileged state.
+        """Sets the policy's mean and standard deviation of proprioception and privileged state from demonstrations.
 
-        Privileged state is left out where a block's demonstrations do not show it.
+        Privileged state is skipped unless all blocks' demonstrations have it.
         """
         self._set_statistics("proprio", {b: d.proprio for b, d in data.items()})
         privileged = {b: d.privileged for b, d in data.items()}
@@ -243,7 +243,7 @@ class FineTuning(_Imitating):
             self._set_statistics("privileged", cast(dict[int, Tensor], privileged))
 
     def _set_statistics(self, name: str, columns: Mapping[int, Tensor]) -> None:
-        """Takes the mean and standard deviation of a column [M, D], summed over blocks in fixed order."""
+        """Sets the mean and standard deviation of a column [M, D], summed over blocks in a fixed order."""
         sum_blocks, count = self.training.reducer.sum_blocks, float(sum(sizes(self.training.reducer, columns).values()))
         mean = sum_blocks({b: v.double().sum(0) for b, v in columns.items()}) / count
         square = sum_blocks({b: (v.double() - mean).square().sum(0) for b, v in columns.items()}) / count
@@ -251,7 +251,7 @@ class FineTuning(_Imitating):
             policy.set_statistics(name, mean.float(), square.sqrt().float())
 
     def update(self, step_context: StepContext, data: Mapping[int, Chunks]) -> dict[str, float]:
-        """Makes one epoch over the demonstrations of this worker's blocks."""
+        """Trains one epoch on the demonstrations of this worker's blocks."""
         algorithm, epoch = self.algorithm, step_context.iteration
         whole = epoch < algorithm.epochs
         if whole:
@@ -262,7 +262,7 @@ class FineTuning(_Imitating):
             name, epochs, size, peak = _HEAD, algorithm.head_epochs, algorithm.head_batch_size, algorithm.head_lr
             if not self._features:
                 self._cache_features(data)
-                if epoch == 0 and self.fresh:  # later on pooling has learned its scale
+                if epoch == 0 and self.fresh:  # later, pooling has adapted to its scale
                     self._set_statistics("vision", self._pooled(data))
         number = max(1, sum(sizes(self.training.reducer, data).values()) // size)
         shuffle = (self.training.seed, "clone/whole" if whole else "clone/head", epoch)
@@ -285,10 +285,10 @@ class FineTuning(_Imitating):
         return {"losses/imitation_loss": fitted.loss} | rate
 
     def _mixture(self, shuffle: Shuffle, data: Mapping[int, Chunks]) -> dict[int, np.ndarray]:
-        """Returns the chunks of an epoch in their order, by block: as many as there are, of each source by its weight.
+        """Returns the order of an epoch's chunks, by block: as many as the data has, with sources drawn by weight.
 
-        A block has a source's share in proportion to the source's chunks that it holds; it goes through these in one
-        random order after the other.
+        A block's share of a source is proportional to its number of the source's chunks, which it draws in successive
+        random permutations.
         """
         seed, purpose, epoch = shuffle
         sources, weights = range(len(self.weights)), np.asarray(self.weights)
@@ -300,26 +300,26 @@ class FineTuning(_Imitating):
         for block, part in data.items():
             drawn, first = [], 0
             for source, size in part.lengths.items():
-                wanted = round(number_of[source] * size)
+                number = round(number_of[source] * size)
                 key = (seed, f"{purpose}/mixture", epoch, block, source)
-                rounds = [permutation(*key, k, size=size) for k in range(-(-wanted // size))]
-                drawn.append(first + np.concatenate([*rounds, np.zeros(0, np.int64)])[:wanted])
+                rounds = [permutation(*key, k, size=size) for k in range(-(-number // size))]
+                drawn.append(first + np.concatenate([*rounds, np.zeros(0, np.int64)])[:number])
                 first += size
-            together = np.concatenate(drawn).astype(np.int64)
-            orders[block] = together[permutation(seed, purpose, epoch, block, size=len(together))]
+            order = np.concatenate(drawn).astype(np.int64)
+            orders[block] = order[permutation(seed, purpose, epoch, block, size=len(order))]
         return orders
 
     @torch.no_grad()
     def _cache_features(self, data: Mapping[int, Chunks]) -> None:
-        """Computes what the frozen part makes of all chunks, unless they take more than `max_feature_bytes`."""
-        if self.algorithm.augment:  # images are others in every epoch
+        """Caches the frozen part's features of all chunks, unless they exceed `max_feature_bytes`."""
+        if self.algorithm.augment:  # images differ in every epoch
             return
-        some = next(iter(data.values()))
-        size = sum(value[0].nbytes for value in self._encoded(some.rows([0]).observation).values())
+        sample = next(iter(data.values()))
+        size = sum(value[0].nbytes for value in self._encoded(sample.rows([0]).observation).values())
         if size * sum(map(len, data.values())) > self.max_feature_bytes:
             return
-        for block, shown in data.items():
-            parts = [self._encoded(part.observation) for part in shown.in_parts()]
+        for block, chunks in data.items():
+            parts = [self._encoded(part.observation) for part in chunks.in_parts()]
             self._features[block] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _encoded(self, observation: Observation) -> Features:
@@ -327,11 +327,11 @@ class FineTuning(_Imitating):
 
     @torch.no_grad()
     def _pooled(self, data: Mapping[int, Chunks]) -> dict[int, Tensor]:
-        """Returns what the statistics "vision" standardise, [M, D] of each block."""
+        """Returns the pooled vision features, [M, D] of each block."""
         if self._features:
             return {b: self._policy.pooled(features) for b, features in self._features.items()}
         pooled = lambda part: self._policy.pooled(self._encoded(part.observation))  # noqa: E731
-        return {b: torch.cat([pooled(part) for part in shown.in_parts()]) for b, shown in data.items()}
+        return {b: torch.cat([pooled(part) for part in chunks.in_parts()]) for b, chunks in data.items()}
 
     def _sums(self, whole: bool, epoch: int, data: Chunks, block: int, index: Tensor) -> LossSums:
         cached = None if whole else self._features.get(block)
@@ -358,21 +358,21 @@ class FineTuning(_Imitating):
 
         return loss_sums(self._scored(loss), len(actions))
 
-    def _augmented(self, seen: Observation, whole: bool, *ids: int | np.ndarray) -> Observation:
+    def _augmented(self, observation: Observation, whole: bool, *ids: int | np.ndarray) -> Observation:
         names, number = self.algorithm.augment, self.algorithm.max_augmentations
-        if not names or not seen.images:
-            return seen
-        from rlinf_embodied.data.augmentation import augmented  # torchvision takes long, and few runs need it
+        if not names or not observation.images:
+            return observation
+        from rlinf_embodied.data.augmentation import augmented  # torchvision is slow to import, and few runs need it
 
-        change = lambda name, images: augmented(images, names, number, self.training.seed, name, whole, *ids)  # noqa: E731
-        return replace(seen, images={name: change(name, images) for name, images in seen.images.items()})
+        augment = lambda name, images: augmented(images, names, number, self.training.seed, name, whole, *ids)  # noqa: E731
+        return replace(observation, images={name: augment(name, images) for name, images in observation.images.items()})
 
     @torch.no_grad()
     def held_out(self, data: Mapping[int, Chunks | None]) -> dict[str, float]:
-        """Returns how well the policy imitates other chunks, without jitter and helper targets; {} without any.
+        """Returns the loss and action error on held-out chunks, without jitter and helper targets; {} without chunks.
 
-        The loss is per chunk, the action error mean |greedy action - demonstrated action|, in [-1, 1].  A block without
-        such chunks has None.
+        The loss is per chunk; the action error is the mean |greedy action - demonstrated action|, in units of [-1, 1].
+        A block without held-out chunks has None.
         """
         sums = {}
         for block, held in data.items():

@@ -1,4 +1,4 @@
-"""Log-probabilities of discrete action tokens: exact ones, sampling by given noise, and sums up to a credit level.
+"""Log-probabilities of discrete action tokens: exact values, sampling with given noise, and sums up to a credit level.
 
 Axes: V values of a token, C actions per chunk, A tokens per action; `*batch` and `*axes` are any.
 """
@@ -27,7 +27,7 @@ def log_softmax(logits: Float[Tensor, "*axes V"], temperature: float) -> Float[T
 def token_log_probs(
     logits: Float[Tensor, "*axes V"], tokens: Int[Tensor, "*axes"], temperature: float
 ) -> Float[Tensor, "*axes"]:
-    """Returns log p(token) under the distribution that was sampled from, temperature included."""
+    """Returns log p(token) under the sampling distribution, including its temperature."""
     return log_softmax(logits, temperature).gather(-1, tokens[..., None])[..., 0]
 
 
@@ -39,14 +39,14 @@ def token_log_probs_and_entropy(
 ) -> tuple[Float[Tensor, "*axes"], Float[Tensor, "*axes"]]:
     """Returns (log p(token), entropy -sum_v p_v log p_v in nats), sharing one softmax.
 
-    A value with a logit of -inf adds nothing to the entropy.  Without `entropy_gradient`, where it is only looked at, V
-    values per token less are kept for the backward pass, several times over.
+    Values with a logit of -inf do not contribute to the entropy.  Without `entropy_gradient` the backward pass
+    needs less memory, by several arrays of V values per token.
     """
-    every = log_softmax(logits, temperature)
-    kept = every if entropy_gradient else every.detach()
-    # 0 * -inf is NaN; clamped, a forbidden value adds 0 and passes no gradient
-    entropy = -(kept.exp() * kept.clamp(min=torch.finfo(kept.dtype).min)).sum(-1)
-    return every.gather(-1, tokens[..., None])[..., 0], entropy
+    log_probs = log_softmax(logits, temperature)
+    for_entropy = log_probs if entropy_gradient else log_probs.detach()
+    # 0 * -inf would be NaN; clamped, a masked value adds 0 and has no gradient
+    entropy = -(for_entropy.exp() * for_entropy.clamp(min=torch.finfo(for_entropy.dtype).min)).sum(-1)
+    return log_probs.gather(-1, tokens[..., None])[..., 0], entropy
 
 
 def chunked_log_probs_and_entropy(
@@ -58,9 +58,9 @@ def chunked_log_probs_and_entropy(
     with_entropy: bool = True,
     entropy_gradient: bool = True,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"] | None]:
-    """Returns `token_log_probs` and, where asked for, the entropy of the logits that `head` makes of hidden states.
+    """Returns `token_log_probs` and optionally the entropy for the logits of `head` on hidden states.
 
-    No more than `chunk` rows of logits are in memory at a time; the backward pass computes them again.
+    At most `chunk` rows of logits are in memory at a time; the backward pass recomputes them.
     """
 
     def part(states: Tensor, targets: Tensor) -> Tensor:
@@ -69,29 +69,30 @@ def chunked_log_probs_and_entropy(
             return torch.stack(token_log_probs_and_entropy(logits, targets, temperature, entropy_gradient))
         return token_log_probs(logits, targets, temperature)[None]
 
-    again = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
-    found = torch.cat([again(*both) for both in zip(hidden.split(chunk), tokens.split(chunk), strict=True)], dim=1)
-    return found[0], found[1] if with_entropy else None
+    recomputed = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
+    pairs = zip(hidden.split(chunk), tokens.split(chunk), strict=True)
+    columns = torch.cat([recomputed(*pair) for pair in pairs], dim=1)
+    return columns[0], columns[1] if with_entropy else None
 
 
 def sample_tokens(
     logits: Float[Tensor, "*axes V"], uniforms: Float[Tensor, "*axes"], temperature: float
 ) -> Int[Tensor, "*axes"]:
-    """Samples by inverting the cumulative distribution: the first value whose cumulated probability exceeds `uniforms`.
+    """Samples by the inverse cumulative distribution: the first value whose cumulative probability exceeds `uniforms`.
 
-    The sum runs in float64 and is scaled by its own total, so that rounding can neither run over the end nor pick a
-    value of probability 0.  Logits of -inf forbid a value; uniforms lie in [0, 1].
+    The sum is in float64 and scaled by its total, so that rounding can neither exceed the end nor select a value of
+    probability 0.  Logits of -inf exclude a value; uniforms lie in [0, 1].
 
     Raises:
-        ObjectiveError: logits that are NaN or +inf, or forbid every value.
+        ObjectiveError: logits are NaN or +inf, or exclude every value.
     """
     return inverse_cdf(log_softmax(logits, temperature), uniforms)
 
 
 def inverse_cdf(log_probs: Float[Tensor, "*axes V"], uniforms: Float[Tensor, "*axes"]) -> Int[Tensor, "*axes"]:
-    """Does the work of `sample_tokens` for a caller that has the log-probs of all values already.
+    """Samples as `sample_tokens`, from the log-probs of all values.
 
-    They need not sum to 1: what is left after a restriction is scaled by its own total.
+    Probabilities need not sum to 1: those of a restricted distribution are scaled by their total.
     """
     cumulated = log_probs.exp().to(torch.float64).cumsum(-1)
     total = cumulated[..., -1]
@@ -106,39 +107,39 @@ def inverse_cdf(log_probs: Float[Tensor, "*axes V"], uniforms: Float[Tensor, "*a
 
 
 def truncated(log_probs: Float[Tensor, "*axes V"], top_k: int, top_p: float, min_p: float) -> Float[Tensor, "*axes V"]:
-    """Returns log-probs with -inf in place of tokens that are not to be sampled; the others stay as they are.
+    """Returns log-probs with -inf for tokens that the restrictions exclude; the others do not change.
 
-    The restrictions apply in transformers' order: the `top_k` likeliest tokens (0: all) and equals of the last one; of
-    what is left, the fewest likeliest ones that hold the share `top_p`; those that have at least `min_p` times the
-    probability of the likeliest one, which always stays.
+    The restrictions apply in transformers' order: the `top_k` most likely tokens (0: all), and ties of the last one; of
+    the rest, the smallest set of most likely tokens with the share `top_p`; tokens with at least `min_p` times the
+    probability of the most likely one, which is always kept.
     """
     if 0 < top_k < log_probs.shape[-1]:
         log_probs = log_probs.masked_fill(log_probs < log_probs.topk(top_k).values[..., -1:], -torch.inf)
     if top_p < 1:
-        ordered, places = log_probs.sort(descending=True, stable=True)
+        ordered, order = log_probs.sort(descending=True, stable=True)
         cumulated = ordered.exp().to(torch.float64).cumsum(-1)
         left_out = cumulated - ordered.exp() >= top_p * cumulated[..., -1:]
         left_out[..., 0] = False
-        log_probs = log_probs.masked_fill(left_out.scatter(-1, places, left_out), -torch.inf)
+        log_probs = log_probs.masked_fill(left_out.scatter(-1, order, left_out), -torch.inf)
     if min_p > 0:
-        least = log_probs.amax(-1, keepdim=True) + math.log(min_p)
-        log_probs = log_probs.masked_fill(log_probs < least, -torch.inf)
+        lowest = log_probs.amax(-1, keepdim=True) + math.log(min_p)
+        log_probs = log_probs.masked_fill(log_probs < lowest, -torch.inf)
     return log_probs
 
 
 def mean_near_mode(logits: Float[Tensor, "*axes V"], reach: int) -> Float[Tensor, "*axes"]:
-    """Returns the mean index over the values within `reach` of the likeliest one, float32; the first of equals is that.
+    """Returns the mean index over the values within `reach` of the mode (the first one of ties), float32.
 
-    For tokens whose values are places on a line: finer than the likeliest value alone, and never between two modes that
-    are further apart.
+    For tokens whose values are ordered: this has a finer resolution than the mode, and does not average over distant
+    modes.
     """
     probabilities, mode = log_softmax(logits, 1.0).exp(), logits.argmax(-1)
     total = shift = torch.zeros_like(mode, dtype=torch.float32)
     for offset in range(-reach, reach + 1):
-        place = mode + offset
-        inside = (place >= 0) & (place < logits.shape[-1])
-        found = probabilities.gather(-1, place.clamp(0, logits.shape[-1] - 1)[..., None])[..., 0]
-        weight = torch.where(inside, found, 0.0)
+        index = mode + offset
+        in_range = (index >= 0) & (index < logits.shape[-1])
+        probability = probabilities.gather(-1, index.clamp(0, logits.shape[-1] - 1)[..., None])[..., 0]
+        weight = torch.where(in_range, probability, 0.0)
         total, shift = total + weight, shift + weight * offset
     return mode + shift / total
 
@@ -148,18 +149,18 @@ def to_level(
 ) -> Float[Tensor, "..."]:
     """Returns log-probs summed up to a level: [*batch, C, A], [*batch, C] or [*batch].
 
-    Actions that are not valid add nothing, and their entries are 0.
+    Invalid actions add 0, and their entries are 0.
     """
-    kept = torch.where(valid[..., None], log_probs, 0.0)
+    masked = torch.where(valid[..., None], log_probs, 0.0)
     if level is Level.token:
-        return kept
-    return kept.sum(-1) if level is Level.action else kept.sum((-2, -1))
+        return masked
+    return masked.sum(-1) if level is Level.action else masked.sum((-2, -1))
 
 
 def weights_at_level(weights: Float[Tensor, "*batch C"], level: Level, tokens_per_action: int) -> Float[Tensor, "..."]:
-    """Returns weights of actions for the entries of `to_level`; their sum stays what it was.
+    """Converts weights of actions to the entries of `to_level`; their sum does not change.
 
-    Those that are 0 do not count; a chunk does if any of its actions does.
+    Entries with weight 0 do not count; a chunk counts if any of its actions does.
     """
     if level is Level.token:
         return (weights / tokens_per_action)[..., None].expand(*weights.shape, tokens_per_action)

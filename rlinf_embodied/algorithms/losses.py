@@ -1,7 +1,7 @@
-"""Losses as sums over the rows at hand, with their counts: microbatches over blocks add up exactly.
+"""Losses as sums over rows, with their counts, so that microbatches and blocks add up exactly.
 
-A mean is formed by the caller from counts over all blocks, computed before the backward pass.  Entries that a mask
-leaves out may hold anything, NaN included: they reach neither the sum nor its gradient.  `*axes` are any; a mask,
+Callers form means from counts over all blocks, computed before the backward pass.  Masked entries may be arbitrary,
+even NaN: they affect neither the sum nor its gradient.  `*axes` are any; a mask,
 weight or advantage may lack trailing axes of the ratio (a coarser credit level), never the reverse.
 """
 # ruff: noqa: F722, UP037 - jaxtyping's axes are strings, not forward references
@@ -22,19 +22,19 @@ from rlinf_embodied.config import PolicyLoss
 from rlinf_embodied.errors import ObjectiveError
 
 _CLIPPED = Clipped()
-LARGEST_LOG_RATIO = 0.5  # the limit of its histogram
-MAX_LOG_RATIO = 20.0  # largest |log ratio| that counts: e^20 is half a billion, and nothing overflows
+LARGEST_LOG_RATIO = 0.5  # limit of the histogram of log ratios
+MAX_LOG_RATIO = 20.0  # log ratios are clipped to +-20: e^20 is half a billion, and nothing overflows
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySums:
-    """Sums of the policy's loss over the rows at hand; every tensor is a scalar."""
+    """Sums of the policy's loss over rows; every tensor is a scalar."""
 
     loss: Tensor  # weighted sum; divide by `weight` over all blocks
     weight: Tensor  # sum of the weights
-    approx_kl: Tensor  # its sum over entries is that over their actions: divide by the number of these
-    clipped: Tensor  # entries outside of the clip range
-    count: Tensor  # entries
+    approx_kl: Tensor  # sum over entries; divide by the number of their actions
+    clipped: Tensor  # number of entries outside of the clip range
+    count: Tensor  # number of entries
 
 
 def policy_loss(
@@ -58,48 +58,48 @@ def policy_loss(
         loss = sum w u l(r, A, ...)
         approx_kl = sum (r - 1) - log r         clipped = sum [r outside of the clip range]
 
-    With `length`, choices of an entry, the log r of l and of the clip range is divided by it: a geometric mean.
+    With `length`, the number of choices of an entry, log r is divided by it for l and the clip range: a geometric mean.
 
-    Log-probs are at the ratio's level (`log_probs.to_level`), those of pi with a gradient.  Advantages A, the mask of
-    what counts, and weights w, for example so that each trajectory weighs the same, are at that level or a coarser one.
-    The importance u (`truncated_importance_weights`; None: 1) adds nothing to the weights' sum.
+    Log-probs are at the ratio's level (`log_probs.to_level`), those of pi with a gradient.  Advantages A, the mask, and
+    weights w (for example to give all trajectories the same weight) are at that level or a coarser one.  The importance
+    u (`truncated_importance_weights`; None: 1) does not enter the sum of weights.
 
     Raises:
-        ObjectiveError: the loss has another shape than its entries.
+        ObjectiveError: the shape of the loss is not that of its entries.
     """
     mask, weights, advantages = (_aligned(coarse, log_probs) for coarse in (mask, weights, advantages))
     weights, advantages = torch.where(mask, weights, 0.0), torch.where(mask, advantages, 0.0)
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = (log_ratio if length is None else log_ratio / length).exp()
     reference = None if reference is None else torch.where(mask, reference, 0.0)
-    shown = (torch.where(mask, log_probs, 0.0), ratio, advantages, clip_low, clip_high, dual_clip, reference)
-    of_entries = loss(PolicyEntries(*shown))
-    if of_entries.shape != ratio.shape:
+    inputs = (torch.where(mask, log_probs, 0.0), ratio, advantages, clip_low, clip_high, dual_clip, reference)
+    entries = loss(PolicyEntries(*inputs))
+    if entries.shape != ratio.shape:
         raise ObjectiveError(
-            f"algorithm.loss is {type(loss).__name__}, which returned a loss of shape {tuple(of_entries.shape)} for "
+            f"algorithm.loss is {type(loss).__name__}, which returned a loss of shape {tuple(entries.shape)} for "
             f"entries of shape {tuple(ratio.shape)}: return one number per entry; weights and sums are applied to it"
         )
     with torch.no_grad():
         kl = (log_ratio.exp() - 1 - log_ratio).sum()
-        outside = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).sum()
+        clipped = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).sum()
     corrected = weights if importance is None else weights * importance
-    return PolicySums((corrected * of_entries).sum(), weights.sum(), kl, outside, mask.sum())
+    return PolicySums((corrected * entries).sum(), weights.sum(), kl, clipped, mask.sum())
 
 
 def _aligned(coarse: Tensor, fine: Tensor) -> Tensor:
     """Returns `coarse` repeated along the trailing axes of `fine` that it lacks."""
     shape = fine.shape
-    assert coarse.shape == shape[: coarse.dim()], f"{tuple(coarse.shape)} is no leading part of {tuple(shape)}"
+    assert coarse.shape == shape[: coarse.dim()], f"{tuple(coarse.shape)} is not a prefix of {tuple(shape)}"
     return coarse.reshape(*coarse.shape, *[1] * (len(shape) - coarse.dim())).expand(shape)
 
 
 def reference_kl(
     log_probs: Float[Tensor, "*axes"], reference: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
 ) -> Float[Tensor, "*axes"]:
-    """Returns rho - 1 - log rho with rho = exp(reference - log_probs) for each entry, 0 where the mask leaves it out.
+    """Returns rho - 1 - log rho with rho = exp(reference - log_probs) for each entry, 0 where masked.
 
-    |log rho| counts up to MAX_LOG_RATIO.  An estimate of KL(pi || reference) from samples of pi that is never negative
-    (k3 of Schulman 2020, "Approximating KL divergence"; GRPO, arXiv 2402.03300, eq. 4).
+    log rho is clipped to +-MAX_LOG_RATIO.  A non-negative estimate of KL(pi || reference) from samples of pi (k3 of
+    Schulman 2020, "Approximating KL divergence"; GRPO, arXiv 2402.03300, eq. 4).
     """
     log_ratio = torch.where(mask, reference - log_probs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return log_ratio.exp() - 1 - log_ratio
@@ -109,11 +109,12 @@ def reference_kl(
 def truncated_importance_weights(
     training: Float[Tensor, "*axes"], rollout: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"], cap: float
 ) -> Float[Tensor, "*axes"]:
-    """Returns min(rho, cap) for each entry, without a gradient; 1 where the mask leaves an entry out.
+    """Returns min(rho, cap) for each entry, without a gradient; 1 where masked.
 
     rho = exp(training - rollout) of log-probs.  Truncated importance sampling (Ionides 2008, "Truncated Importance
-    Sampling"): the cap bounds the variance at the price of a bias.  Multiplied with an entry's loss it corrects for the
-    sampler (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", who cap at 2).
+    Sampling"): the cap bounds the variance at the price of a bias.  Multiplied with an entry's loss, it corrects for
+    the sampling policy (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", who
+    cap at 2).
     """
     return torch.where(mask, training - rollout, 0.0).exp().clamp(max=cap)
 
@@ -122,12 +123,12 @@ def truncated_importance_weights(
 def mismatch(
     training: Float[Tensor, "*axes"], rollout: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
 ) -> Float[Tensor, "4"]:
-    """Returns how two sets of log-probs of the same tokens differ, float64, over the entries that the mask keeps.
+    """Returns the difference of two sets of log-probs of the same tokens, float64, over unmasked entries.
 
     [sum of |training - rollout|, largest of these, sum of k3, sum of rho], with rho = exp(training - rollout).
 
-    k3 = rho - 1 - log rho of tokens drawn from pi_rollout is an estimate of KL(rollout || training), unbiased and never
-    negative (Schulman 2020, "Approximating KL divergence"); the mean of rho is 1 in expectation.
+    k3 = rho - 1 - log rho of tokens drawn from pi_rollout is an unbiased, non-negative estimate of
+    KL(rollout || training) (Schulman 2020, "Approximating KL divergence"); the mean of rho is 1 in expectation.
     """
     log_ratio = torch.where(mask, training - rollout, 0.0).to(torch.float64)
     distance, ratio = log_ratio.abs(), torch.where(mask, log_ratio.exp(), 0.0)
@@ -181,9 +182,9 @@ def value_loss(
 def explained_variance(
     blocks: Mapping[int, tuple[Tensor, Tensor, Tensor]], sum_blocks: Callable[[Mapping[int, Tensor]], Tensor]
 ) -> float:
-    """Returns 1 - Var(R - V) / Var(R) over all blocks; NaN where the returns do not vary.
+    """Returns 1 - Var(R - V) / Var(R) over all blocks; NaN if the returns do not vary.
 
-    A block gives values V, returns R and which entries count, of one shape; `sum_blocks` is that of the Reducer.
+    `blocks` are (values V, returns R, mask), of equal shape; `sum_blocks` is that of the Reducer.
     """
     sums = {}
     for block, (values, returns, mask) in blocks.items():

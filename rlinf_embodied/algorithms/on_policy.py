@@ -1,10 +1,10 @@
-"""Learning from rollouts of the newest weights, for PPO and GRPO: samples, then epochs of minibatches.
+"""On-policy training, for PPO and GRPO: samples from rollouts, then epochs of minibatches.
 
 columns of every block -> samples (a subclass's) -> [critic epochs] -> policy epochs -> new weights
                                                           |
                  before the first step the importance ratio must be 1 per token, or the update stops
 
-With algorithm.tis_cap the ratio's denominator is training's own: all that was sampled is scored again first.
+With algorithm.tis_cap, training first rescores all samples, which gives the ratio's denominator.
 
                trained by                      passes read            other stages read
 replicated     one learner each, or one of     the worker's copy      the worker's copy
@@ -54,13 +54,13 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.telemetry.boards import BINS, Histogram
 
 POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
-VALUE_GROUP = "value"  # of the parameters that only the critic has, in an optimizer that trains both
-VALUE_LOSS = "value_loss"  # a statistic of passes that train both
+VALUE_GROUP = "value"  # parameters that only the critic has, in an optimizer that trains both
+VALUE_LOSS = "value_loss"  # statistic of passes that train both
 _RATIO_TOLERANCE = 1e-5  # of |log ratio| at unchanged weights, on a CPU
 
 
 class OnPolicy(Algorithm):
-    """The clipped objective; a subclass says what the samples and their advantages are."""
+    """Trains with the clipped objective; subclasses define the samples and their advantages."""
 
     algorithm: OnPolicyConfig
 
@@ -82,31 +82,32 @@ class OnPolicy(Algorithm):
         self._objective = Objective(algorithm, self._temperature, evaluate, self.policy.value, self._joint, scale)
 
     def _made_reference(self) -> Policy:
-        """Returns the policy that the run began with; as one of the modules it is part of checkpoints."""
-        keeps, coef = isinstance(self.policy, HasRunningStatistics), self.algorithm.kl_coef
+        """Returns a copy of the initial policy, which is one of the modules and so part of checkpoints."""
+        has_statistics, coef = isinstance(self.policy, HasRunningStatistics), self.algorithm.kl_coef
         path, value = ("kl_coef", coef) if coef else ("loss", type(self.algorithm.loss).__name__)
-        rule, action = "the policy standardises by what it meets, and a copy would not", "leave it out"
-        require(not keeps, f"algorithm.{path}", value, rule, f"{action}, or use another policy")
+        rule, action = "the policy has running statistics, which a copy would not update", "leave it out"
+        require(not has_statistics, f"algorithm.{path}", value, rule, f"{action}, or use another policy")
         reference = self.training.copy()
         self.modules["reference"] = reference.module.requires_grad_(False).to(self.training.context.device)
         return reference
 
     def zero_loss(self) -> Tensor:
-        assert self._any_row is not None, "a pass is made within an update"
+        assert self._any_row is not None, "passes run within an update"
         return self._objective.evaluate(*self._any_row, self._temperature, False).log_probs.sum() * 0.0
 
     def _sliced(self) -> Behind:
-        """Makes learners, of which that of the policy holds slices of a second copy; returns what computes with these.
+        """Creates the learners, with a sharded copy of the policy, and returns this copy.
 
         Raises:
-            ConfigError: several workers whose bits are to be equal; or the policy cannot be trained in slices.
+            ConfigError: there are several workers in an exact run, or the policy cannot be sharded.
         """
         algorithm, view, path = self.algorithm, self.policy, "algorithm.sharding"
         critic, (main, value) = _critic(view, algorithm), _settings(algorithm)
         disjoint = {id(p) for p in view.policy_parameters()}.isdisjoint(id(p) for p in critic)
-        keeps = isinstance(view, HasRunningStatistics)
-        require(not keeps, path, "fsdp2", "the policy's running statistics would miss the sliced copy", "use none")
-        rule = "the critic shares parameters with the policy, and is trained whole"
+        has_statistics = isinstance(view, HasRunningStatistics)
+        rule = "the policy's running statistics would miss the sliced copy"
+        require(not has_statistics, path, "fsdp2", rule, "use none")
+        rule = "the critic shares parameters with the policy, and cannot be sharded"
         require(disjoint, path, "fsdp2", rule, "set policy.critic=privileged")
         behind, learner = self.sharded(lambda policy: policy.policy_parameters(), main, policy_statistics(algorithm))
         self.learners[POLICY] = learner
@@ -138,7 +139,7 @@ class OnPolicy(Algorithm):
         return metrics
 
     def _update_statistics(self) -> None:
-        """Lets the policy's running statistics take in what this iteration's samples hold."""
+        """Updates the policy's running statistics with this iteration's samples."""
         policy = self.policy
         if isinstance(policy, HasRunningStatistics):
             returns = {b: None if t.returns is None else t.returns[t.valid] for b, t in self._blocks.items()}
@@ -152,11 +153,11 @@ class OnPolicy(Algorithm):
         return update.minibatches(shuffle, sizes, self.algorithm.num_minibatches, epochs)
 
     def _rate(self, lr: float) -> float:
-        """Returns what a rate has come to in this iteration."""
+        """Returns the decayed learning rate of this iteration."""
         return linear_decay(self._iteration, self.training.num_iterations, lr, self.algorithm.lr_end_fraction)
 
     def _fit_critic(self) -> dict[str, float]:
-        """Runs the epochs of a critic with a separate optimizer on fixed targets."""
+        """Runs the epochs of a critic with a separate optimizer, on fixed targets."""
         if VALUE not in self.learners:
             return {}
         self.learners[VALUE].lr = self._rate(self.algorithm.value_lr)
@@ -164,7 +165,7 @@ class OnPolicy(Algorithm):
         return {"losses/value_loss": fitted.loss, "losses/explained_variance": self._explained_variance()}
 
     def _critic_steps(self, name: str, epochs: int, only: Collection[str] | None = None) -> Fitted:
-        """Steps the parameters that the critic alone has; what is in front of them is computed once."""
+        """Steps the critic's own parameters; the features before them are computed once."""
         blocks, policy = self._blocks, self.policy
         if isinstance(policy, HasValueFeatures) and self.training.settings.critic is Critic.observation:
             blocks = {b: replace(t, features=self._value_features(policy, t)) for b, t in blocks.items()}
@@ -172,14 +173,14 @@ class OnPolicy(Algorithm):
         return update.fit(self.learners[name], self._minibatches("value", epochs), passes, only=only)
 
     def _value_features(self, policy: HasValueFeatures, block: TrainingBlock) -> Features:
-        places = torch.arange(len(block)).split(self.training.block_size)
-        found = [policy.value_features({n: t[rows] for n, t in block.features.items()}) for rows in places if len(rows)]
+        parts = torch.arange(len(block)).split(self.training.block_size)
+        found = [policy.value_features({n: t[rows] for n, t in block.features.items()}) for rows in parts if len(rows)]
         return {name: torch.cat([part[name] for part in found]) for name in found[0]} if found else block.features
 
     def _fit_policy(self) -> dict[str, float]:
-        """Runs the policy's epochs until they are over or a minibatch exceeds the target KL.
+        """Runs the policy's epochs, or fewer if a minibatch exceeds the target KL.
 
-        Where one optimizer trains the critic as well, warm-up and the critic's further epochs step its own parameters.
+        If the same optimizer trains the critic, warm-up and further epochs of the critic step only its own parameters.
         """
         algorithm, learner, iteration = self.algorithm, self.learners[POLICY], self._iteration
         head = self._joint and VALUE_GROUP in learner.rates
@@ -207,9 +208,9 @@ class OnPolicy(Algorithm):
         if algorithm.uses_demonstrations:
             metrics["losses/imitation_loss"] = fitted.mean(IMITATION_LOSS, CHUNKS)
         if counts is not None:
-            total = self.training.reducer.group.all_reduce(counts)  # whole numbers: their sum has no order
+            total = self.training.reducer.group.all_reduce(counts)  # integers, whose sum does not depend on the order
             metrics["losses/log_ratio"] = Histogram(total.tolist(), LARGEST_LOG_RATIO)
-            self._objective = replace(self._objective, ratio_counts=None)  # nothing stays on the device
+            self._objective = replace(self._objective, ratio_counts=None)  # frees device memory
         return metrics | (self._joint_metrics(fitted) if self._joint else {})
 
     def _joint_metrics(self, fitted: Fitted) -> dict[str, float]:
@@ -226,8 +227,8 @@ class OnPolicy(Algorithm):
             batches = cloning.batches(batches, blocks, self._iteration)
 
         def passes(block: int, index: Tensor) -> list[Pass]:
-            made = self._objective.policy_passes(blocks[block], index)
-            return made if cloning is None else made + cloning.passes(block, learner.statistics)
+            loss_passes = self._objective.policy_passes(blocks[block], index)
+            return loss_passes if cloning is None else loss_passes + cloning.passes(block, learner.statistics)
 
         limit = math.inf if self.algorithm.target_kl is None else self.algorithm.target_kl
         stop = lambda step: step.sums["approx_kl"] / max(step.sums["actions"], 1.0) > limit  # noqa: E731
@@ -236,13 +237,13 @@ class OnPolicy(Algorithm):
     def _normalized(
         self, batches: Iterator[dict[int, Tensor]], blocks: Mapping[int, TrainingBlock]
     ) -> Iterator[dict[int, Tensor]]:
-        """Yields minibatches; before those of an epoch, their advantages in `blocks` get mean 0 and std 1 each."""
+        """Yields minibatches, after standardising the advantages in `blocks` per minibatch, one epoch at a time."""
         while epoch := list(islice(batches, self.algorithm.num_minibatches)):
             order = {b: torch.cat([rows[b] for rows in epoch]) for b in blocks}
             sizes = {b: [len(rows[b]) for rows in epoch] for b in blocks}
-            made = {b: (t.advantages[order[b]], t.valid[order[b]]) for b, t in self._blocks.items()}
-            found = standardized(made, self.training.reducer.sum_blocks, correction=1, sizes=sizes)
-            for b, advantages in found.items():
+            columns = {b: (t.advantages[order[b]], t.valid[order[b]]) for b, t in self._blocks.items()}
+            normalized = standardized(columns, self.training.reducer.sum_blocks, correction=1, sizes=sizes)
+            for b, advantages in normalized.items():
                 blocks[b].advantages[order[b]] = advantages
             yield from epoch
 
@@ -252,40 +253,40 @@ class OnPolicy(Algorithm):
 
     @torch.no_grad()
     def _score(self, features: Features, record: Record, policy: Policy | None = None) -> Tensor:
-        """Returns a policy's log-probs of choices, [B, C, K]; None: that of the copy that other stages read.
+        """Returns a policy's log-probs of choices, [B, C, K]; None: those of the worker's copy.
 
-        Calls have the size of a block: a row's last bits depend on the size of its batch.
+        Calls have the size of a block, since a row's last bits depend on the size of its batch.
         """
-        found = (policy or self.policy).evaluate(features, record, self._temperature)
-        if found.entropy is None and self.algorithm.entropy_coef:
+        evaluation = (policy or self.policy).evaluate(features, record, self._temperature)
+        if evaluation.entropy is None and self.algorithm.entropy_coef:
             raise ConfigError(
                 f"algorithm.entropy_coef is {self.algorithm.entropy_coef:g}, but "
                 f"{self.training.settings._target_} has no entropy in closed form: use 0"
             )
-        return found.log_probs
+        return evaluation.log_probs
 
     def _scored(self, policy: Policy, name: str, rollouts: Rollouts) -> Rollouts:
-        """Adds a policy's log-probs of every choice to a block's rollouts, next to the recorded ones."""
+        """Adds a policy's log-probs of every choice to a block's rollouts, as the column `name`."""
         at = lambda part, h: {name: value[h] for name, value in part.items()}  # noqa: E731
-        made = []
+        result = []
         for columns, env in rollouts:
             steps = range(len(columns.log_probs))
             scored = [self._score(at(columns.features, h), at(columns.record, h), policy) for h in steps]
-            made.append((replace(columns, **{name: torch.stack(scored)}), env))
-        return made
+            result.append((replace(columns, **{name: torch.stack(scored)}), env))
+        return result
 
     def _initial_log_ratio(self, step_context: StepContext) -> float:
-        """Returns the largest |training's log-prob - recorded one| of a choice, before any step of the policy.
+        """Returns the largest |training log-prob - recorded log-prob| of a choice, before any step of the policy.
 
-        With a cap over all samples; without one, on each block's first minibatch with samples.
+        With tis_cap it is over all samples, otherwise over each block's first minibatch with samples.
 
         Raises:
-            ObjectiveError: it is more than rounding where the same weights have sampled.
+            ObjectiveError: it exceeds rounding errors although the weights are those that sampled.
         """
         batches = list(self._minibatches("policy", 1))
         first = {b: next((rows[b] for rows in batches if len(rows[b])), batches[0][b]) for b in self._blocks}
-        found = {b: self._largest_log_ratio(block, first[b]) for b, block in self._blocks.items()}
-        largest = float(torch.stack(list(self.training.reducer.gather_blocks(found).values())).max())
+        ratios = {b: self._largest_log_ratio(block, first[b]) for b, block in self._blocks.items()}
+        largest = float(torch.stack(list(self.training.reducer.gather_blocks(ratios).values())).max())
         tolerance = self.algorithm.ratio_tolerance
         exact = self.algorithm.precision is Precision.float32 and not is_accelerator(self.training.context.device)
         if step_context.staleness == 0 and (tolerance is not None or exact):
@@ -299,39 +300,39 @@ class OnPolicy(Algorithm):
             differences.append((block.old_log_probs - block.rollout_log_probs)[block.valid])
         elif len(index):
             for part in index.split(size):
-                rows = block.rows(torch.cat([part, part[:1].expand(size - len(part))]))  # copies of its first row
+                rows = block.rows(torch.cat([part, part[:1].expand(size - len(part))]))  # padded by its first row
                 now = self._score(rows.features, rows.record)
                 differences.append((now - rows.old_log_probs)[: len(part)][rows.valid[: len(part)]])
         return torch.cat([part.abs().reshape(-1) for part in differences]).max().reshape(1)
 
 
 def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> tuple[dict[str, Learner], bool]:
-    """Returns learners of the policy that other stages read, and whether that of the policy trains the critic as well.
+    """Returns learners of the worker's copy, and whether the policy's learner also trains the critic.
 
-    It does where the two share parameters, and with algorithm.one_optimizer.
+    It does if the two share parameters, and with algorithm.one_optimizer.
     """
     actor, critic, compile = policy.policy_parameters(), _critic(policy, algorithm), algorithm.compile
     shared = {id(p) for p in actor}
     head = [p for p in critic if id(p) not in shared]
     joint = len(head) < len(critic) or algorithm.one_optimizer
     main, value = _settings(algorithm)
-    more = {VALUE_GROUP: ParameterGroup(head, main if algorithm.one_optimizer else value)} if joint and head else {}
+    groups = {VALUE_GROUP: ParameterGroup(head, main if algorithm.one_optimizer else value)} if joint and head else {}
     statistics = (*policy_statistics(algorithm), *([VALUE_LOSS] if joint else []))
-    made = {POLICY: Learner(actor, main, statistics, reducer, more=more, compile=compile)}
+    learners = {POLICY: Learner(actor, main, statistics, reducer, more=groups, compile=compile)}
     if critic and not joint:
-        made[VALUE] = Learner(critic, value, VALUE_STATISTICS, reducer, compile=compile)
-    return made, joint
+        learners[VALUE] = Learner(critic, value, VALUE_STATISTICS, reducer, compile=compile)
+    return learners, joint
 
 
 def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]:
     """Returns the parameters that the value loss trains; empty without a value loss."""
-    found = policy.value_parameters() if algorithm.has_critic else []
-    if algorithm.has_critic and not found:
+    parameters = policy.value_parameters() if algorithm.has_critic else []
+    if algorithm.has_critic and not parameters:
         raise ConfigError(
             f"algorithm is {algorithm.name}, but value_parameters() of the policy {policy.spec.name} is empty: it "
             "trains a critic, use algorithm=grpo without one"
         )
-    return found
+    return parameters
 
 
 def _settings(algorithm: OnPolicyConfig) -> tuple[AdamSettings, AdamSettings]:

@@ -1,6 +1,6 @@
 """Policy losses as functions of importance ratios; docs/own_algorithm.md adds one.
 
-A config names them, so that the module loads no torch: see compose/composition.py.
+Configs name them, so the module does not import torch (see compose/composition.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntries:
-    """What a policy's loss is a function of, one entry per ratio; a masked one has ratio 1 and zeros."""
+    """The inputs of a policy's loss, one entry per ratio; masked entries have ratio 1, and 0 in all other columns."""
 
     log_probs: Tensor  # float32 [*axes], log pi, with a gradient
     ratio: Tensor  # [*axes], pi / pi_old, with a gradient
@@ -24,7 +24,7 @@ class PolicyEntries:
     clip_low: float
     clip_high: float
     dual_clip: float | None
-    reference_log_probs: Tensor | None = None  # [*axes], under the policy that the run began with, if any is needed
+    reference_log_probs: Tensor | None = None  # [*axes], under the initial policy, if the loss needs it
 
     @property
     def clipped_ratio(self) -> Tensor:
@@ -36,8 +36,8 @@ class Clipped(PolicyLoss):
     """PPO's loss -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
     (PPO, arXiv 1707.06347, eq. 7; the two-sided range of DAPO, arXiv 2503.14476, eq. 10.)  With `dual_clip` the min is
-    at least dual_clip A where A < 0 (Ye et al., arXiv 1912.09729, eq. 5): an action that became much likelier would
-    pull without bound.
+    at least dual_clip A where A < 0 (Ye et al., arXiv 1912.09729, eq. 5), which bounds the loss of actions that have
+    become much more likely.
     """
 
     regularizes = False
@@ -53,14 +53,14 @@ class Clipped(PolicyLoss):
 
 @dataclass(kw_only=True, slots=True)
 class GSPO(Clipped):
-    """PPO's loss of one ratio per chunk, or completion: the geometric mean over its choices (arXiv 2507.18071)."""
+    """PPO's loss with one ratio per chunk or completion, the geometric mean over its choices (arXiv 2507.18071)."""
 
     sequence_level = True
 
 
 @dataclass(kw_only=True, slots=True)
 class CISPO(PolicyLoss):
-    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi: no gradient is cut off (arXiv 2506.13585, eq. 4 and 5)."""
+    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi: it clips no gradient (arXiv 2506.13585, eq. 4 and 5)."""
 
     regularizes = False
 

@@ -21,7 +21,7 @@ from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy
 from rlinf_embodied.runtime.host import StepContext
 
-_MOST_TASKS = 256  # in a block
+_MAX_TASKS = 256  # in a block
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class PPO(OnPolicy):
     """Fits the critic on fixed targets first, then the policy."""
 
     def samples(self, step_context: StepContext, rollouts: Mapping[int, Rollouts]) -> dict[int, TrainingBlock]:
-        """Returns samples with advantages of mean 0 and standard deviation 1, unless each minibatch gets its own."""
+        """Returns samples with standardised advantages, unless each minibatch is standardised separately."""
         critic = self.training.settings.critic
         return self._normalised(
             {block: ppo_block(self.policy, parts, self.algorithm, critic) for block, parts in rollouts.items()}
@@ -54,19 +54,19 @@ class PPO(OnPolicy):
             return dict(raw)
         advantages = {b: t.advantages for b, t in raw.items()}
         for task in self._tasks(raw) if over is Normalization.task else (None,):
-            own = {b: t.valid if task is None else t.valid & (t.tasks == task)[:, None] for b, t in raw.items()}
-            made = standardized({b: (t.advantages, own[b]) for b, t in raw.items()}, reducer.sum_blocks)
-            advantages = {b: torch.where(own[b], made[b], before) for b, before in advantages.items()}
+            mask = {b: t.valid if task is None else t.valid & (t.tasks == task)[:, None] for b, t in raw.items()}
+            standardised = standardized({b: (t.advantages, mask[b]) for b, t in raw.items()}, reducer.sum_blocks)
+            advantages = {b: torch.where(mask[b], standardised[b], previous) for b, previous in advantages.items()}
         return {b: replace(t, advantages=advantages[b]) for b, t in raw.items()}
 
     def _tasks(self, blocks: Mapping[int, TrainingBlock]) -> list[int]:
-        """Returns the numbers of the tasks of all workers."""
-        tables = {b: torch.full((_MOST_TASKS,), -1) for b in blocks}
+        """Returns the task ids of all workers."""
+        tables = {b: torch.full((_MAX_TASKS,), -1) for b in blocks}
         for b, table in tables.items():
-            found = cast(Tensor, blocks[b].tasks).unique().cpu()
+            tasks = cast(Tensor, blocks[b].tasks).unique().cpu()
             rule, action = "a block of env rows has more tasks", "use batch"
-            require(len(found) <= _MOST_TASKS, "algorithm.normalize_advantages", "task", rule, action)
-            table[: len(found)] = found
+            require(len(tasks) <= _MAX_TASKS, "algorithm.normalize_advantages", "task", rule, action)
+            table[: len(tasks)] = tasks
         gathered = self.training.reducer.gather_blocks(tables).values()
         return sorted({int(task) for table in gathered for task in table} - {-1})
 
@@ -88,7 +88,7 @@ def _ppo_rollout(
     if bootstraps and env.final is not None:
         step, row = env.final_index.T
         final[step, row] = _first_value(policy, env.final, chunk, critic)[:, None]
-    # without bootstrapping a time-out ends the episode like the task's own end: the critic sees the time
+    # without bootstrapping, a time-out is treated as a termination, since the critic sees the time
     truncated = time_out if bootstraps else torch.zeros_like(time_out)
     terminated = env.terminated if bootstraps else env.terminated | time_out
     steps, valid, ended, cut = (time_major(part) for part in (values, env.valid, terminated, truncated))
@@ -97,8 +97,8 @@ def _ppo_rollout(
     rewards, lam = time_major(env.rewards), algorithm.gae_lambda
     advantages, returns = gae(rewards, steps, following, ended, cut, valid, gamma, lam)
     advantages = chunk_major(advantages, chunk)
-    if algorithm.ratio_level is Level.chunk and env.discounts is None:  # steps that stand for several are whole
-        # a chunk as one step, its advantage repeated for each action; the value after it is that after its last one
+    if algorithm.ratio_level is Level.chunk and env.discounts is None:  # else steps stand for several
+        # a chunk is one step, its advantage repeated for each action; the value after it is that after its last action
         whole = chunk_steps(env.rewards, terminated, truncated, env.valid, algorithm.gamma)
         last = env.valid.sum(-1, keepdim=True).clamp(min=1) - 1
         after = chunk_major(following, chunk).gather(2, last)[..., 0]
@@ -111,15 +111,15 @@ def _ppo_rollout(
 
 
 def _values_of_rollout(policy: Policy, columns: PolicyColumns, env: EnvColumns) -> Tensor:
-    """V before each action of the rollout, [H, B, C], chunk-step by chunk-step as acting would give it."""
+    """Returns V before each action of the rollout, [H, B, C], computed per chunk-step, as acting would."""
     at = lambda h: {name: value[h] for name, value in columns.features.items()}  # noqa: E731
-    shown = env.privileged
+    privileged = env.privileged
     steps = range(len(columns.log_probs))
-    return torch.stack([policy.value(at(h), None if shown is None else shown[h]) for h in steps])
+    return torch.stack([policy.value(at(h), None if privileged is None else privileged[h]) for h in steps])
 
 
 def _first_value(policy: Policy, observation: Observation, chunk: int, critic: Critic) -> Tensor:
-    """V of each row's state as if a chunk began there, [B]: a value-only forward, no action is generated."""
+    """Returns V of each row's state as the start of a chunk, [B], without generating actions."""
     features: Features = policy.encode(observation) if critic is Critic.observation else {}
     privileged = observation.privileged
     repeated = None if privileged is None else privileged[:, None].expand(-1, chunk, -1)

@@ -1,10 +1,10 @@
 """RECAP (Physical Intelligence 2025, arXiv:2511.14759): a policy conditioned on whether its data is better than usual.
 
     episodes that have ended --> returns --fit--> V --> advantages R - V --threshold of each task--> labels
-    labels --text behind the instruction, or none--> imitation of everything that was done
+    labels --text after the instruction, or none--> imitation of all actions
 
-The policy acts with the text of a positive label (policy.prompt_suffix).  Rollouts, demonstrations and corrections lie
-in one replay buffer; what a human did is always positive.
+The policy acts with the text of a positive label (policy.prompt_suffix).  Rollouts, demonstrations and corrections
+share one replay buffer; a human's actions are always positive.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RecapConfig(HgDaggerConfig):
     columns = ("state", "action", "is_intervention", "outcome")
     has_returns = True
 
-    positive_share: float = 0.4  # of a task's transitions in which the policy acted
+    positive_share: float = 0.4  # of a task's transitions with actions of the policy
     label_dropout: float = 0.3  # share of the samples whose instruction has no label
     value_lr: float = 3e-4  # of the policy's value head
 
@@ -98,33 +98,33 @@ def positive(advantages: Tensor, is_intervention: Tensor, tasks: Tensor, share: 
     labels = is_intervention > 0
     rollouts = ~labels
     for task in tasks.unique():
-        own = rollouts & (tasks == task)
-        number = int(own.sum())
-        left = number - int(share * number)  # that are not positive
-        threshold = advantages[own].kthvalue(left).values if left else -torch.inf
-        labels = labels | (own & (advantages > threshold))
+        candidates = rollouts & (tasks == task)
+        number = int(candidates.sum())
+        num_negative = number - int(share * number)
+        threshold = advantages[candidates].kthvalue(num_negative).values if num_negative else -torch.inf
+        labels = labels | (candidates & (advantages > threshold))
     return labels
 
 
 def _tasks(instructions: Tensor) -> Tensor:
-    """Returns the number of each instruction, uint8 [M, 256], in every worker: float32 [M], which holds its 24 bits."""
-    texts, place = instructions.cpu().unique(dim=0, return_inverse=True)
+    """Returns a 24-bit id of each instruction, uint8 [M, 256], equal in all workers: float32 [M]."""
+    texts, inverse = instructions.cpu().unique(dim=0, return_inverse=True)
     numbers = [zlib.crc32(text.numpy().tobytes()) & 0xFFFFFF for text in texts]
-    return torch.tensor(numbers, dtype=torch.float32)[place]
+    return torch.tensor(numbers, dtype=torch.float32)[inverse]
 
 
 class Recap(Imitation):
-    """Fits the policy's value head to returns, labels what was drawn, and imitates it."""
+    """Fits the policy's value head to returns, labels the sampled transitions, and imitates them."""
 
     algorithm: RecapConfig
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
-        parameters, imitating = self._policy.value_parameters(), self._policy.imitation_parameters(whole=True)
-        apart = parameters and not {*map(id, parameters)} & {*map(id, imitating)}
+        parameters, imitation = self._policy.value_parameters(), self._policy.imitation_parameters(whole=True)
+        separate = parameters and not {*map(id, parameters)} & {*map(id, imitation)}
         rule, action = "it has no value head, or one that trains what acts, too", "use policy=tiny_vla"
         action += ", or policy.critic=privileged"
-        require(bool(apart), "policy._target_", training.settings._target_, rule, action)
+        require(bool(separate), "policy._target_", training.settings._target_, rule, action)
         settings = adam(self.algorithm, self.algorithm.value_lr)
         self.learners[_VALUE] = Learner(parameters, settings, ("loss", "values"), training.reducer)
 
@@ -142,7 +142,7 @@ class Recap(Imitation):
         return metrics | {"losses/positive_share": share}
 
     def _values(self, columns: Columns) -> Tensor:
-        """Returns V [R], of what the policy sees without a label, or of the simulator's state."""
+        """Returns V [R], from observations without a label or from the simulator's state."""
         if PRIVILEGED in columns:
             return self._policy.value({}, columns[PRIVILEGED][:, None])[:, 0]
         return self._policy.value(self._policy.encode_trainable(observation_of(columns)), None)[:, 0]

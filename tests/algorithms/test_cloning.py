@@ -101,7 +101,7 @@ def test_files_are_cloned_with_any_start(tmp_path) -> None:
             [CLONING, "algorithm.compile=true", "run.exact=exact"],
             "bc_coef is 0.5, .*neither compiled nor .*: use 0, or",
         ),
-        ([CLONING, "algorithm.sharding=fsdp2", "run.exact=off"], "bc_coef is 0.5, .*nor made in slices: use 0, or"),
+        ([CLONING, "algorithm.sharding=fsdp2", "run.exact=off"], "bc_coef is 0.5, .*nor sharded: use 0, or"),
         (["data=x.h5"], "data is 'x.h5', .*leave it out, .*or algorithm.bc_coef=0.1"),
         ([CLONING, "data=x.h5"], "data is 'x.h5', but there is nothing: give"),
     ],

@@ -208,7 +208,7 @@ def test_adapters_of_another_part_are_refused(published, tmp_path) -> None:
     path = tmp_path / "adapter_model.safetensors"
     layer = "base_model.model.network.vision_backbone.featurizer.blocks.0.attn.proj"
     save_file(load_file(path) | {f"{layer}.lora_A.weight": torch.randn(4, 8)}, path)
-    with pytest.raises(CheckpointError, match=r"holds other tensors than this policy has .*featurizer"):
+    with pytest.raises(CheckpointError, match=r"and this policy differ in tensors .*featurizer"):
         OpenVLAPolicy.from_folder(tmp_path)
 
 

@@ -55,7 +55,7 @@ def test_training_is_the_same_but_for_rounding_and_under_every_plan() -> None:
 def test_what_compiled_passes_do_not_go_with_is_named() -> None:
     for words, said in (
         (["run.exact=portable"], "compile is True, .*compiled kernels are specific to one: set run.exact=exact"),
-        (["run.exact=off", "algorithm.sharding=fsdp2"], "sharding is 'fsdp2', .*slices are not compiled.*use none"),
+        (["run.exact=off", "algorithm.sharding=fsdp2"], "sharding is 'fsdp2', .*policy is not compiled.*use none"),
         (["run.exact=exact", "env.auto_reset=false"], "compile is True, .*set env.auto_reset=true, or false"),
         ([*SFT, "run.exact=exact"], "compile is True, .*passes of fine-tuning are not compiled: use false"),
     ):
