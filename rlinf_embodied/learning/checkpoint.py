@@ -1,13 +1,13 @@
-"""Checkpoints that are whole or not there: written aside, listed with checksums, renamed, then pointed at.
+"""Atomic checkpoints: written to a temporary folder, sealed with checksums, renamed, then linked as `latest`.
 
-    <root>/step_000010/  config.json model.safetensors ...     the policy's own files: the folder loads like a policy
+    <root>/step_000010/  config.json model.safetensors ...     the policy's files: the folder loads as a policy
                          state.json                            counters and other plain values
                          training_state/<name>.safetensors     optimizer moments, carry-over
                          manifest.json                         written last: size and SHA-256 of every other file
            latest -> step_000010
 
-A write that fails (a full disk, a killed process) leaves checkpoints of other steps and `latest` as they were.  One
-process writes below a root; any number may read.
+A failed write (full disk, killed process) does not affect `latest` and the checkpoints of other steps.  Only one
+process may write below a root; any number may read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What manifest.json says."""
+    """The content of manifest.json."""
 
     step: int
     sequence: int  # counts the checkpoints written below a root
@@ -45,7 +45,7 @@ class Manifest:
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """Returns where the checkpoint of a step lies below a folder of checkpoints."""
+    """Returns the folder of a step's checkpoint below a root."""
     return root / f"step_{step:06d}"
 
 
@@ -58,11 +58,11 @@ def save(
     state: Mapping[str, object],
     keep: int = 3,
 ) -> None:
-    """Writes <root>/step_<step>, which replaces one of that name; returns when it has reached the disk.
+    """Writes <root>/step_<step>, replacing an existing one; returns after it is synced to disk.
 
-    It holds what `policy_writer` writes into the folder that it is given, groups of named `tensors`, as
-    {"policy_optimizer": {"mean": ...}}, and a `state` of plain values.  `latest` then points at it, and all but the
-    `keep` (at least one) that were written last are dropped.
+    It contains the files that `policy_writer` writes to a given folder, groups of named `tensors`, such as
+    {"policy_optimizer": {"mean": ...}}, and a `state` of plain values.  `latest` then points to it, and all but the
+    last `keep` (at least one) checkpoints are removed.
 
     Raises:
         CheckpointWriteError: it cannot be written.
@@ -72,8 +72,8 @@ def save(
     try:
         root.mkdir(parents=True, exist_ok=True)
         _sync(root.parent)
-        for left in root.glob(".step_*"):  # by a killed writer
-            shutil.rmtree(left)
+        for leftover in root.glob(".step_*"):  # of a killed writer
+            shutil.rmtree(leftover)
         partial.mkdir()
         policy_writer(partial)
         (partial / TENSORS).mkdir()
@@ -92,12 +92,12 @@ def save(
             f"checkpoint {target} could not be written ({error}) and was removed; older ones are untouched: free "
             "space on the disk or use another run.dir, then resume"
         ) from error
-    try:  # it is there under its name, and `find_latest` does without the link
+    try:  # the checkpoint is valid already, and `find_latest` does not need the link
         point_latest(target)
         for path, _ in complete(root)[:-keep]:
-            dropped = path.with_name(f".{path.name}.dropped")
-            path.rename(dropped)
-            shutil.rmtree(dropped)
+            removed = path.with_name(f".{path.name}.dropped")
+            path.rename(removed)
+            shutil.rmtree(removed)
     except OSError as error:
         _LOG.warning("checkpoint %s is written, but latest or old checkpoints are not up to date: %s", target, error)
 
@@ -112,33 +112,33 @@ def point_latest(target: Path) -> None:
 
 
 def write_whole(folder: Path, write: Callable[[Path], object], marker: str) -> None:
-    """Has `write` fill a folder aside and renames it, so that others see all of it or nothing.
+    """Creates a folder atomically: `write` fills a temporary one, which is then renamed.
 
-    A folder of that name that holds the file `marker` stays: another process made the same meanwhile, and may read it.
+    An existing folder that contains the file `marker` is kept: another process created the same one in the meantime.
     """
     partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
     try:
         write(partial)
         _open_to_all(partial)
-        for path in (*partial.rglob("*"), partial):  # a name must not reach the disk before what it stands for
+        for path in (*partial.rglob("*"), partial):  # contents must reach the disk before their names
             _sync(path)
         if not (folder / marker).exists():
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
             _sync(folder.parent)
     except OSError:
-        if not (folder / marker).exists():  # otherwise another process was faster by a moment
+        if not (folder / marker).exists():  # otherwise another process created it just before
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _open_to_all(folder: Path) -> None:
-    """Gives files the modes that the umask allows: safetensors writes for its owner alone."""
+    """Gives files the permissions of the umask, since safetensors only lets the owner read them."""
     mask = os.umask(0o077)  # the only way to read it
     os.umask(mask)
     for path in folder.rglob("*.safetensors"):
-        if path.stat().st_nlink == 1:  # a link may be to a file that is another's
+        if path.stat().st_nlink == 1:  # a linked file may belong to another user
             path.chmod(0o666 & ~mask)
 
 
@@ -156,7 +156,7 @@ def _seal(folder: Path, step: int, sequence: int) -> None:
 
 
 def _install(partial: Path, target: Path) -> None:
-    replaced = target.with_name(f".{target.name}.replaced")  # of another history, or damaged
+    replaced = target.with_name(f".{target.name}.replaced")  # from another run, or damaged
     if target.exists():
         target.rename(replaced)
     partial.rename(target)
@@ -173,15 +173,15 @@ def _sync(path: Path) -> None:
 
 
 def find_latest(root: Path) -> Path | None:
-    """Returns the checkpoint below `root` that was written last and is complete; None otherwise."""
+    """Returns the last written complete checkpoint below `root`; None if there is none."""
     return next((path for path, _ in reversed(complete(root))), None)
 
 
 def verify(path: Path) -> Manifest:
-    """Checks that a checkpoint is ours, complete and undamaged, every byte of it.
+    """Checks that a checkpoint is of this project, complete and undamaged, by the checksums of all files.
 
     Raises:
-        CheckpointError: it is not; says what is wrong and what to use instead.
+        CheckpointError: it is not; the message names the problem and other checkpoints.
     """
     manifest = _read_manifest(path)
     _require_whole(path, manifest, manifest.files)
@@ -221,11 +221,11 @@ def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
 
 def complete(root: Path) -> list[tuple[Path, Manifest]]:
     """Returns the complete checkpoints below a root, oldest first."""
-    found: list[tuple[Path, Manifest]] = []
+    checkpoints: list[tuple[Path, Manifest]] = []
     for path in root.glob("step_*"):
         with suppress(CheckpointError):
-            found.append((path, _read_manifest(path)))
-    return sorted(found, key=lambda item: item[1].sequence)
+            checkpoints.append((path, _read_manifest(path)))
+    return sorted(checkpoints, key=lambda item: item[1].sequence)
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -233,10 +233,10 @@ def _read_manifest(path: Path) -> Manifest:
         raise _refusal(path, "does not exist or is no folder")
     try:
         content = json.loads((path / MANIFEST).read_bytes())
-        written = content.get("format", "of no checkpoint")
-        if written != FORMAT:
+        format_ = content.get("format", "of no checkpoint")
+        if format_ != FORMAT:
             raise _refusal(
-                path, f"has the format {written!r}, but {FORMAT!r} is needed (that of the version that wrote it)"
+                path, f"has the format {format_!r}, but {FORMAT!r} is needed (that of the version that wrote it)"
             )
         files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in content["files"].items()}
         manifest = Manifest(int(content["step"]), int(content["sequence"]), files)
@@ -246,7 +246,7 @@ def _read_manifest(path: Path) -> Manifest:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise _refusal(path, f"is damaged ({MANIFEST} is not as it was written: {error!r})") from error
     for name in files:
-        # in its plain form, below the folder, and a name that a file can have
+        # normalised, below the folder, and a valid file name
         parts = PurePosixPath(name).parts
         if name != "/".join(parts) or {"..", "/"} & set(parts) or not name or not name.isprintable():
             raise _refusal(path, f"is damaged ({MANIFEST} names {name!r}, which leads out of the checkpoint)")
@@ -254,7 +254,7 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _require_whole(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Checks that these files are as they were written."""
+    """Checks that files exist and match their checksums."""
     for name in names:
         file = path / name
         if file.resolve() != path.resolve() / name:
@@ -265,13 +265,13 @@ def _require_whole(path: Path, manifest: Manifest, names: Iterable[str]) -> None
             raise _refusal(path, f"is damaged (the checksum of {name} differs)")
 
 
-def _refusal(path: Path, wrong: str) -> CheckpointError:
-    """Returns an error that names the next action: which other checkpoints there are."""
-    place = path.resolve()
-    found = [p.name for p in place.parent.glob("step_*") if p != place and (p / MANIFEST).exists()]
-    others = f"use {' or '.join(sorted(found, reverse=True))} in {place.parent}"
+def _refusal(path: Path, problem: str) -> CheckpointError:
+    """Returns an error with the problem and the next action, which lists other checkpoints."""
+    resolved = path.resolve()
+    available = [p.name for p in resolved.parent.glob("step_*") if p != resolved and (p / MANIFEST).exists()]
+    others = f"use {' or '.join(sorted(available, reverse=True))} in {resolved.parent}"
     none = "give a folder such as <run.dir>/checkpoints/latest, or use another run.dir"
-    return CheckpointError(f"checkpoint {path} {wrong}: {others if found else none}")
+    return CheckpointError(f"checkpoint {path} {problem}: {others if available else none}")
 
 
 def file_sha256(path: Path) -> str:

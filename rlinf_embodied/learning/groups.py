@@ -1,4 +1,4 @@
-"""Groups: the workers that take part in a collective; a process without torch can import this.
+"""Groups of workers for collectives; importable without torch.
 
 Every worker of a group makes the same calls in the same order; a call returns when all have made it, or raises
 HangError after the group's timeout.
@@ -23,18 +23,18 @@ class Group(Protocol):
     size: int
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-        """Returns the tensors of all ranks, by rank and in the order in which each rank gave them.
+        """Returns the tensors of all ranks, by rank, in the order in which each rank passed them.
 
-        What this rank gave may come back as the same objects: write into neither.
+        This rank's tensors may be returned as the same objects, so write to neither.
 
         Args:
-            tensors: `counts[rank]` tensors; over all ranks of one shape and dtype.
-            counts: how many each rank gives, at least one; known to everyone, so that nothing is negotiated.
+            tensors: `counts[rank]` tensors; all ranks' tensors have the same shape and dtype.
+            counts: number of tensors of each rank, at least one; all ranks must pass the same.
         """
         ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Returns the sum over ranks, in an order of the backend's choice; `tensor` is left as it is."""
+        """Returns the sum over ranks, in an order that the backend chooses; `tensor` does not change."""
         ...
 
 
@@ -53,7 +53,7 @@ class SoloGroup:
 
 
 class ThreadGroup:
-    """Threads of one process, each with its own member object; see `make`."""
+    """A group of threads of one process, each with its own object; see `make`."""
 
     def __init__(self, rank: int, slots: list[list[Tensor]], barrier: threading.Barrier, timeout_s: float) -> None:
         self.rank = rank
@@ -70,7 +70,7 @@ class ThreadGroup:
         return [ThreadGroup(rank, slots, barrier, timeout_s) for rank in range(size)]
 
     def close(self) -> None:
-        """Ends the wait of every member, now and later: one of them failed, or left."""
+        """Makes present and later waits of all members raise, after one of them failed or left."""
         self._barrier.abort()
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
@@ -78,24 +78,24 @@ class ThreadGroup:
         return self._meet(list(tensors), "exchange")
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The order is that of the ranks."""
+        """Sums in the order of the ranks."""
         total, *others = (part[0] for part in self._meet([tensor], "all_reduce"))
         for other in others:
-            total += other  # a copy that _meet made
+            total += other  # a copy of _meet
         return total
 
     def _meet(self, tensors: list[Tensor], operation: str) -> list[list[Tensor]]:
-        """Puts down what this rank has, waits for all, and copies it before anyone may change it again."""
+        """Publishes this rank's tensors, waits for all ranks, and copies theirs before anyone can change them."""
         self._slots[self.rank] = tensors
         try:
             self._barrier.wait(self._timeout_s)
-            # plain numbers (of emulated stages) nobody can change
+            # numbers (of emulated stages) are immutable
             copied = lambda v: v if isinstance(v, (float, int)) else v.to(tensors[0].device, copy=True)  # noqa: E731
-            everything = [[copied(value) for value in slot] for slot in self._slots]
+            copies = [[copied(value) for value in slot] for slot in self._slots]
             self._barrier.wait(self._timeout_s)
         except threading.BrokenBarrierError:
             raise HangError(
                 f"rank {self.rank} of {self.size} waited {self._timeout_s:g} s for the others in {operation}: "
                 "one of them failed, hangs, or makes other calls; look for its error"
             ) from None
-        return cast("list[list[Tensor]]", everything)
+        return cast("list[list[Tensor]]", copies)

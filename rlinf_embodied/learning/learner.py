@@ -1,9 +1,9 @@
-"""The one learner of both workflows: it takes blocks' rows and makes one optimizer step of the loss's mean.
+"""The learner of both workflows: one optimizer step on the mean loss over rows of blocks.
 
-    Pass (gradients.py)     from the workflow: a part of a block's rows, its loss as a sum, weight, statistics
+    Pass (gradients.py)     created by the workflow: a part of a block's rows; summed loss, weight, statistics
     Learner                 every worker holds all weights; sums of gradients over blocks, along one fixed tree
-    ShardedLearner          (sharded.py) every worker holds a slice of weights and moments; torch's FSDP2
-    fit (update.py)         the steps of an iteration: epochs of minibatches until they are over or one stops it early
+    ShardedLearner          (sharded.py) every worker holds a shard of weights and moments, by torch's FSDP2
+    fit (update.py)         the steps of an iteration: epochs of minibatches, with early stopping
 
 All workers of a group make the same calls in the same order.
 """
@@ -27,22 +27,22 @@ class Step:
     """The result of a minibatch, as Step({"loss": 3.5}, 7.0, 0.2): sums over all blocks of all workers."""
 
     sums: Mapping[str, float]  # the learner's statistics by name
-    weight: float  # the denominator of the loss; 0: nothing to learn from
-    norm: float | None = None  # of the gradient before clipping; None: no step was made
-    stopped: bool = False  # by an early stop, which ends the update
+    weight: float  # the denominator of the loss; 0: the minibatch is empty
+    norm: float | None = None  # gradient norm before clipping; None: no step was made
+    stopped: bool = False  # whether early_stop ended the update
 
 
-EarlyStop = Callable[[Step], bool]  # whether an update ends before this step is made
+EarlyStop = Callable[[Step], bool]  # whether to end an update before this step
 
 
 class Learner:
-    """The optimizer of some parameters, which every worker holds whole and steps alike.
+    """The optimizer of replicated parameters, which all workers step identically.
 
-    Other stages read the very same weights.
+    Other stages read the same parameters.
     """
 
-    rates: dict[str, float]  # by group of parameters; may be changed at any time, for the next step on
-    statistics: tuple[str, ...]  # names of what passes add up beyond the loss, in their order
+    rates: dict[str, float]  # by parameter group; changes apply from the next step on
+    statistics: tuple[str, ...]  # names of the passes' statistics, in order
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Learner:
     ) -> None:
         """Starts with moments of zero.
 
-        `parameters` with their `settings` are the first group, `more` are further ones; see `compiled` for what
-        `compile` asks of passes.
+        `parameters` with their `settings` are the first group, `more` the further ones; `compiled` describes the
+        requirements of `compile`.
         """
         self._optimizer = FlatOptimizer({"main": ParameterGroup(parameters, settings), **more})
         self.rates, self.statistics, self.reducer = self._optimizer.rates, tuple(statistics), reducer
@@ -75,14 +75,14 @@ class Learner:
         self.rates[next(iter(self.rates))] = value
 
     def start(self) -> None:
-        """Begins an iteration: forgets what one that failed has left."""
+        """Begins an iteration; discards the state of a failed one."""
         self._sum = BlockSum(self.reducer)
 
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
-        """Takes a block of the next step as soon as it is there: its gradient depends on nothing but the block."""
-        made = passes(block, rows) if len(rows) else ()
+        """Adds a block of the next step as soon as it is available; its gradient depends only on the block."""
+        loss_passes = passes(block, rows) if len(rows) else ()
         parameters, number = self._optimizer.parameters, len(self.statistics)
-        self._sum.add(block, block_sums(made, parameters, number, self._differentiate))
+        self._sum.add(block, block_sums(loss_passes, parameters, number, self._differentiate))
 
     def step(
         self,
@@ -91,35 +91,35 @@ class Learner:
         early_stop: EarlyStop | None = None,
         only: Collection[str] | None = None,
     ) -> Step:
-        """Makes one step over rows of the worker's own blocks, of all groups of parameters or `only` some.
+        """Makes one step on rows of the worker's blocks, for all parameter groups or `only` some.
 
-        None is made where the minibatch is empty, the gradient is zero (moments would decay, and momentum would move
+        No step is made if the minibatch is empty, the gradient is zero (moments would decay, and momentum would move
         the weights), or `early_stop` returns true.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
         """
-        for block in sorted(set(rows) - self._sum.added):  # in the order in which the fewest gradients are kept
+        for block in sorted(set(rows) - self._sum.added):  # in this order the fewest gradients are kept
             self.add(block, rows[block], passes)
         total = self._sum.total()
         self.start()
         weight, *sums = total[self._size :].tolist()
-        found = Step(dict(zip(self.statistics, sums, strict=True)), weight)
+        step = Step(dict(zip(self.statistics, sums, strict=True)), weight)
         if weight == 0:
-            return found
-        if early_stop is not None and early_stop(found):
-            return replace(found, stopped=True)
+            return step
+        if early_stop is not None and early_stop(step):
+            return replace(step, stopped=True)
         norm = self._optimizer.step(total[: self._size].div_(weight), only)  # no second vector
-        return replace(found, norm=norm or None)
+        return replace(step, norm=norm or None)
 
     def publish(self) -> None:
-        """Makes the weights that other stages read those of now: here they are the same."""
+        """Updates the weights that other stages read; here they are the same parameters."""
 
     def adopt(self) -> None:
-        """Continues from the weights that other stages read: here they are the same."""
+        """Continues from the weights that other stages read; here they are the same parameters."""
 
     def move_state(self, device: str) -> None:
-        """Moves what only the learner holds to a device."""
+        """Moves the optimizer's state to a device."""
         self._optimizer.move_state(device)
 
     def export_state(self) -> dict[str, Tensor]:
@@ -127,16 +127,16 @@ class Learner:
         return self._optimizer.export_state() if self.reducer.group.rank == 0 else {}
 
     def export_part(self) -> dict[str, Tensor]:
-        """Returns a copy of this worker's part of the state; nothing is exchanged."""
+        """Returns a copy of this worker's part of the state, without communication."""
         return self._optimizer.export_state((self.reducer.group.rank, self.reducer.group.size))
 
     def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-        """Returns the state of which all workers together returned these parts."""
+        """Joins the parts of all workers to the full state."""
         moments = {name: torch.cat([part[name] for part in parts]) for name in ("mean", "square")}
         return {"steps": parts[0]["steps"], **moments}
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restores what `export_state` returned, of any learner and number of workers.
+        """Restores a state of `export_state`, of any learner and number of workers.
 
         Raises:
             CheckpointError: the state is missing or that of other parameters; nothing was changed.

@@ -1,14 +1,14 @@
-"""A stage that trains weights: everything that it does beyond its losses, written once for all workflows.
+"""Base of stages that train weights, for all workflows: everything except their losses.
 
     setup          a subclass loads its model and calls `hold` with the optimizers and networks that it trains
-    run            a subclass's own: losses, and steps of the learners
-    save           state of this stage, and what other stages add to the checkpoint (`StagePart`)
-    load           the same, in a stage whose model was loaded from that checkpoint
+    run            implemented by the subclass: losses, and steps of the learners
+    save           writes a checkpoint of this stage's state and the parts of other stages (`StagePart`)
+    load           restores it in a stage whose model was loaded from that checkpoint
     *_snapshot     the same, kept in memory from the start of an iteration
     export_weights, weights_digest, offload, onload, earlier_weights
 
-All workers of a group make the same calls; the first one writes and answers for them.  A subclass's `run` ends with
-self.shared.version = step_context.iteration + 1.
+All workers of a group make the same calls; the first one writes files and returns results.  A subclass's `run` ends
+with self.shared.version = step_context.iteration + 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlinf_embodied.learning.weights import WHOLE_STAGE, Groups, SharedPolicy, W
 
 
 class Moment(Protocol):
-    """What of a StepContext counts here."""
+    """The part of a StepContext that is used here."""
 
     @property
     def iteration(self) -> int: ...
@@ -52,7 +52,7 @@ class LearnerStage:
     """Holds a model, its optimizers and the networks that only training uses; see the module."""
 
     user = "learner"  # of the worker's copy of the model
-    sends_frozen = False  # whether messages and snapshots hold weights that are frozen now, but trained at other times
+    sends_frozen = False  # whether messages and snapshots include weights that are frozen now, but trained later
 
     def hold(
         self,
@@ -63,25 +63,25 @@ class LearnerStage:
         modules: Mapping[str, nn.Module] | None = None,
         policy: str = WHOLE_STAGE,
     ) -> None:
-        """Takes the worker's copy of the model, optimizers and other networks by their names in a checkpoint.
+        """Sets the worker's copy of the model, and optimizers and other networks by their names in a checkpoint.
 
-        `policy` is whose weights they are, where those who receive them hold several.
+        `policy` names the policy if receivers of the weights hold several.
         """
         self.shared, self.group, self.device, self.policy_name = shared, group, device, policy
         self.learners, self.modules = learners, modules or {}
         shared.enter(self.user)
 
     def write_policy(self, folder: Path) -> None:
-        """Writes the model's own files."""
+        """Writes the model's files."""
         raise NotImplementedError
 
     def save_policy(self, step_context: Moment, folder: str) -> None:
-        """Writes the model's own files without the state of training; the first worker does."""
+        """Writes the model's files in the first worker, without the state of training."""
         if self.group.rank == 0:
             self.write_policy(Path(folder))
 
     def offload(self, step_context: Moment) -> None:
-        """Leaves the device's memory; the weights stay if another stage of the worker uses them."""
+        """Moves to the CPU's memory; the weights stay if another stage of the worker uses them."""
         self.shared.leave(self.user)
         self.move_training("cpu")
 
@@ -97,18 +97,18 @@ class LearnerStage:
             learner.move_state(device)
 
     def export_weights(self, step_context: Moment) -> WeightsMessage:
-        """Returns the weights that training may change, or all, with their version and checksum."""
+        """Returns the trainable weights, or all, with their version and checksum."""
         shared, whole = self.shared, self.sends_frozen
         return weights.export_weights(shared.policy.module, shared.version, whole=whole, policy=self.policy_name)
 
     def weights_digest(self, step_context: Moment) -> str:
-        """Returns the SHA-256 of all weights: the model's, and those of networks that only training uses."""
-        own = {f"{n}/{key}": t for n, module in self.modules.items() for key, t in module.state_dict().items()}
-        return weights_sha256({**self.shared.policy.module.state_dict(), **own})
+        """Returns the SHA-256 of all weights, of the model and of networks that only training uses."""
+        networks = {f"{n}/{key}": t for n, module in self.modules.items() for key, t in module.state_dict().items()}
+        return weights_sha256({**self.shared.policy.module.state_dict(), **networks})
 
-    def earlier_weights(self, step_context: Moment, asked: tuple[str, int, int]) -> WeightsMessage | None:
-        """Returns weights that a checkpoint holds in addition to the learner's: (folder, place, version)."""
-        folder, number, version = asked
+    def earlier_weights(self, step_context: Moment, request: tuple[str, int, int]) -> WeightsMessage | None:
+        """Returns earlier weights in a checkpoint; the request is (folder, index, version)."""
+        folder, number, version = request
         if self.group.rank != 0:
             return None
         tensors = load_tensors(Path(folder), f"{weights.EARLIER}_{number}")
@@ -122,10 +122,10 @@ class LearnerStage:
     def save(
         self, step_context: Moment, argument: tuple[str, int, int, StagePart], *parts: StagePart | WeightsMessage | None
     ) -> None:
-        """Writes a checkpoint before an iteration that is to come; the first worker does.
+        """Writes a checkpoint of the state before the next iteration, in the first worker.
 
-        The argument is (root, step, how many are kept, what the driver adds); further parts are what other stages add,
-        and the weights that rollouts under way were begun with.
+        The argument is (root, step, number of checkpoints to keep, the driver's part); `parts` are those of other
+        stages, and the weights with which unfinished rollouts began.
         """
         tensors = self.export_training()  # all take part
         if self.group.rank != 0:
@@ -150,12 +150,12 @@ class LearnerStage:
         checkpoint.save(Path(root), step, policy_writer=write, tensors=tensors, state=state, keep=keep)
 
     def state_part(self, step_context: Moment) -> StagePart | None:
-        """Returns this stage's state for a checkpoint that another learner writes; the first worker does."""
+        """Returns this stage's state, in the first worker, for a checkpoint that another learner writes."""
         groups = self.export_training()  # all take part
         return StagePart(groups) if self.group.rank == 0 else None
 
     def load(self, step_context: Moment, folder: str) -> None:
-        """Restores learners, networks and version; the model's weights were loaded with it.
+        """Restores learners, networks and version; the model's weights were loaded already.
 
         Raises:
             CheckpointError: a group is missing, or that of other networks.
@@ -179,7 +179,7 @@ class LearnerStage:
         return StagePart(groups, weights=weights.export_weights(module, self.shared.version, whole, share=share))
 
     def import_snapshot(self, step_context: Moment, parts: Sequence[StagePart]) -> None:
-        """Restores in every worker what `export_snapshot` returned in all of them.
+        """Restores the parts that `export_snapshot` returned in all workers.
 
         Raises:
             ObjectiveError: the weights belong to another module.

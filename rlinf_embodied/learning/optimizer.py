@@ -1,7 +1,7 @@
-"""Adam over a fixed list of parameters: one flat gradient in, one step out, the same bits in every process.
+"""Adam on one flat gradient, bit-equal in every process.
 
-The gradient arrives as one vector because it was summed as one (reduce.py); norm, clipping and moments work on it as it
-is, so that a step is a handful of large tensor operations however many parameters there are.
+The gradient is one vector because it was summed as one (reduce.py).  Norm, clipping and moments use this vector, so
+that a step is a few large tensor operations, whatever the number of parameters.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class AdamSettings:
 
     lr: float
     betas: tuple[float, float]
-    max_grad_norm: float  # gradients with a larger norm are scaled down to it; infinity: never
+    max_grad_norm: float  # gradients are clipped to this norm; infinity: never
     eps: float = 1e-8
     weight_decay: float = 0.0
 
 
 @dataclass(slots=True)
 class ParameterGroup:
-    """Parameters that are trained alike: float32, on one device, in the order of the flat gradient."""
+    """Parameters with the same settings: float32, on one device, in the order of the flat gradient."""
 
     parameters: Sequence[nn.Parameter]
     settings: AdamSettings
     span: slice = field(default_factory=lambda: slice(0))  # of the flat gradient
-    steps: int = 0  # that it has made
+    steps: int = 0  # number of steps made
 
 
 class FlatOptimizer:
@@ -44,9 +44,8 @@ class FlatOptimizer:
         m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
         w = w - lr weight_decay w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-    Every group of parameters has its own constants and its own t.  Groups that make a step together are clipped by
-    their common norm, to the first one's bound.  `rates` (lr by group) may be changed at any time and count from the
-    next step on.
+    Every parameter group has separate constants and a separate t.  Groups that step together are clipped by their
+    joint norm, to the first group's bound.  Changes of `rates` (lr by group) apply from the next step on.
     """
 
     def __init__(self, groups: Mapping[str, ParameterGroup]) -> None:
@@ -74,9 +73,9 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, only: Collection[str] | None = None) -> float:
-        """Makes one step, of all groups or of `only` some neighbours, and returns the gradient's norm before clipping.
+        """Makes one step, of all groups or `only` some adjacent ones, and returns the gradient's norm before clipping.
 
-        No step is made where the norm is 0.  The gradient is float32 [D], in the order of the parameters; it is
+        No step is made if the norm is 0.  The gradient is float32 [D], in the order of the parameters; it is
         clipped in place.
 
         Raises:
@@ -84,14 +83,14 @@ class FlatOptimizer:
         """
         assert gradient.shape == self._mean.shape, f"the gradient has {len(gradient)} entries, not {len(self._mean)}"
         groups = {name: group for name, group in self._groups.items() if only is None or name in only}
-        own = list(groups.values())
-        stepping, bound = gradient[own[0].span.start : own[-1].span.stop], own[0].settings.max_grad_norm
-        norm = float(torch.linalg.vector_norm(stepping, dtype=torch.float64))
+        chosen = list(groups.values())
+        view, bound = gradient[chosen[0].span.start : chosen[-1].span.stop], chosen[0].settings.max_grad_norm
+        norm = float(torch.linalg.vector_norm(view, dtype=torch.float64))
         require_finite(norm)
         if norm == 0:
             return norm
         if norm > bound:
-            stepping.mul_(bound / norm)
+            view.mul_(bound / norm)
         for name, group in groups.items():
             direction = self._direction(group, gradient[group.span])
             weights: list[Tensor] = [*group.parameters]
@@ -104,7 +103,7 @@ class FlatOptimizer:
         return norm
 
     def _direction(self, group: ParameterGroup, gradient: Tensor) -> Tensor:
-        """Updates the moments of a group and returns what lr is multiplied with."""
+        """Updates the moments of a group and returns its step direction, to be multiplied by lr."""
         group.steps += 1
         settings, mean, square = group.settings, self._mean[group.span], self._square[group.span]
         first, second = settings.betas
@@ -114,7 +113,7 @@ class FlatOptimizer:
         return (mean / (1 - first**group.steps)).div_(scale)
 
     def move_state(self, device: str) -> None:
-        """Moves the moments to a device; steps need them where the parameters are."""
+        """Moves the moments to a device; steps need them on the parameters' device."""
         self._mean, self._square = self._mean.to(device), self._square.to(device)
 
     def export_state(self, share: tuple[int, int] = (0, 1)) -> dict[str, Tensor]:
@@ -128,7 +127,7 @@ class FlatOptimizer:
         return {"steps": steps} | {name: own.to("cpu", copy=True) for name, own in slices.items()}
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restores what `export_state` returned.
+        """Restores a state of `export_state`.
 
         Raises:
             CheckpointError: the state is missing or that of other parameters; nothing was changed.
@@ -141,7 +140,7 @@ class FlatOptimizer:
 
 
 def require_finite(norm: float) -> None:
-    """Checks the norm of a gradient, before anything is changed."""
+    """Checks the norm of a gradient before a step."""
     if not math.isfinite(norm):
         raise ObjectiveError(
             f"the gradient's norm is {norm}, so the weights would be lost: go back to a checkpoint and use a "
@@ -150,7 +149,7 @@ def require_finite(norm: float) -> None:
 
 
 def require_state(state: Mapping[str, Tensor], size: int, groups: int = 1) -> None:
-    """Checks that a state belongs to this number of parameter groups with `size` entries in all."""
+    """Checks that a state belongs to `groups` parameter groups with `size` entries in total."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     expected = {"steps": (groups,), "mean": (size,), "square": (size,)}
     if shapes != expected:
@@ -163,8 +162,8 @@ def require_state(state: Mapping[str, Tensor], size: int, groups: int = 1) -> No
 def linear_decay(iteration: int, num_iterations: int, lr: float, end_fraction: float, warmup: int = 0) -> float:
     """Returns the learning rate of an iteration: from lr at the first down to end_fraction * lr at the last.
 
-    It rises over the first `warmup` iterations: Adam's first steps are as large as its later ones, whatever the
-    gradient, as its moments know nothing yet.
+    It rises over the first `warmup` iterations, since Adam's first steps are as large as later ones although its
+    moments are not yet reliable.
     """
     done = min(1.0, iteration / max(1, num_iterations - 1))
     return lr * (1 - (1 - end_fraction) * done) * min(1.0, (iteration + 1) / (warmup + 1))
@@ -173,7 +172,7 @@ def linear_decay(iteration: int, num_iterations: int, lr: float, end_fraction: f
 def one_cycle(step: int, num_steps: int, lr: float, warmup: float = 0.1) -> float:
     """Returns the learning rate of a step, by cosines: from lr / 25 up to lr, then down to lr / 250,000.
 
-    `warmup` is the share of the steps that go up.  (Smith and Topin, "Super-Convergence", arXiv 1708.07120; the
+    `warmup` is the share of the steps with a rising rate.  (Smith and Topin, "Super-Convergence", arXiv 1708.07120; the
     constants are those of torch's OneCycleLR.)
     """
     peak, last = warmup * num_steps - 1, num_steps - 1

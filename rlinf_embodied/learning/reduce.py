@@ -8,10 +8,10 @@
 
 Floating-point addition is not associative: a sum has the same bits under every plan only if its brackets are the same.
 The node of blocks [lo, hi) splits after the largest power of two below its size.  A worker sums the maximal subtrees
-that it owns; only these roots travel, and every worker finishes the tree in the same way.
+that it owns; workers exchange only these roots, and all finish the tree in the same way.
 
-A sum takes blocks as they come and adds up what belongs together at once: a worker with n neighbouring blocks holds
-about log2(n) tensors at a time, not n.
+A sum accepts blocks in any order and combines siblings at once: a worker with n adjacent blocks holds about log2(n)
+tensors at a time, not n.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _OWN = (0, 0)  # of a fast sum: all blocks that were added so far
 
 
 def make_reducer(reduction: Reduction, group: Group, owners: Sequence[int], device: str) -> Reducer:
-    """Returns the reducer of a choice; `auto` is exact on a CPU, and fast elsewhere, where kernels are not exact."""
+    """Returns the reducer of a setting; `auto` is exact on CPUs, and fast elsewhere, where kernels are not exact."""
     on_cpu = torch.device(device).type == "cpu"
     return Reducer(group, owners, reduction is Reduction.exact or (reduction is Reduction.auto and on_cpu))
 
 
 class Reducer:
-    """Sums and gathers over all blocks; each worker passes the blocks that it owns and gets what all get.
+    """Sums and gathers over all blocks; each worker passes its own blocks, and all get the same result.
 
-    An exact sum has the same bits for every number of workers and every ownership.  A fast one sends one tensor per
+    An exact sum has the same bits for any number of workers and any ownership.  A fast one sends one tensor per
     worker, and its bits depend on the plan.
     """
 
@@ -55,7 +55,7 @@ class Reducer:
         self.above = {child: place for root in self.roots[group.rank] for child, place in _kinship(root)}
 
     def sum_blocks(self, per_block: Mapping[int, Tensor]) -> Tensor:
-        """Returns the sum over all blocks of all workers; the (small) tensors are left as they are."""
+        """Returns the sum over all blocks of all workers; the (small) tensors do not change."""
         total = BlockSum(self)
         for block in sorted(per_block):
             total.add(block, per_block[block].clone())
@@ -64,10 +64,10 @@ class Reducer:
     def gather_blocks(self, per_block: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Returns the (small) tensors of all blocks of all workers, in the order of the blocks."""
         self.require_own(per_block)
-        mine = [per_block[block] for block in self._by_rank[self.group.rank]]
-        answers = self.group.exchange(mine, [len(blocks) for blocks in self._by_rank])
-        found = _paired(self._by_rank, answers)
-        return {block: found[block] for block in range(self.num_blocks)}
+        own = [per_block[block] for block in self._by_rank[self.group.rank]]
+        received = self.group.exchange(own, [len(blocks) for blocks in self._by_rank])
+        by_block = _paired(self._by_rank, received)
+        return {block: by_block[block] for block in range(self.num_blocks)}
 
     def require_own(self, blocks: Collection[int]) -> None:
         own = self._by_rank[self.group.rank]
@@ -75,7 +75,7 @@ class Reducer:
 
 
 class BlockSum:
-    """A sum over the blocks of all workers, of which each worker adds those that it owns, in any order."""
+    """A sum over the blocks of all workers; each worker adds its own, in any order."""
 
     def __init__(self, reducer: Reducer) -> None:
         self.added: set[int] = set()  # blocks
@@ -83,9 +83,9 @@ class BlockSum:
         self._known: dict[_Node, Tensor] = {}
 
     def add(self, block: int, tensor: Tensor) -> None:
-        """Takes a block's tensor over, which may be written into; all of a sum share shape and dtype.
+        """Adds a block's tensor, which may be overwritten; all tensors of a sum have the same shape and dtype.
 
-        Which half of a node comes first shows in no bit, as a + b is b + a.
+        The order in which the halves of a node arrive does not matter, since a + b equals b + a bit for bit.
         """
         assert block not in self.added, f"block {block} was added already"
         self.added.add(block)
@@ -99,14 +99,14 @@ class BlockSum:
         self._known[node] = tensor
 
     def total(self) -> Tensor:
-        """Returns the sum, which the caller may write into; all workers call it once their blocks were added."""
+        """Returns the sum, which the caller may modify; all workers call it after adding their blocks."""
         reducer, group = self._reducer, self._reducer.group
         reducer.require_own(self.added)
         if not reducer.exact:
             return group.all_reduce(self._known[_OWN])
-        mine = [self._known.pop(root) for root in reducer.roots[group.rank]]
-        answers = group.exchange(mine, [len(roots) for roots in reducer.roots])
-        return _tree_sum(_paired(reducer.roots, answers), (0, reducer.num_blocks))
+        own = [self._known.pop(root) for root in reducer.roots[group.rank]]
+        received = group.exchange(own, [len(roots) for roots in reducer.roots])
+        return _tree_sum(_paired(reducer.roots, received), (0, reducer.num_blocks))
 
 
 def _paired(keys: Sequence[Sequence], tensors: Sequence[Sequence[Tensor]]) -> dict:
@@ -115,13 +115,13 @@ def _paired(keys: Sequence[Sequence], tensors: Sequence[Sequence[Tensor]]) -> di
 
 
 def _halves(lo: int, hi: int) -> tuple[_Node, _Node]:
-    """Returns what the node [lo, hi) splits into: after the largest power of two below its size."""
+    """Splits the node [lo, hi) after the largest power of two below its size."""
     middle = lo + (1 << ((hi - lo - 1).bit_length() - 1))
     return (lo, middle), (middle, hi)
 
 
 def _maximal_subtrees(owners: Sequence[int], lo: int, hi: int) -> list[_Node]:
-    """Returns the largest nodes within [lo, hi) whose blocks have one owner, from left to right."""
+    """Returns the largest nodes within [lo, hi) with a single owner, from left to right."""
     if len(set(owners[lo:hi])) == 1:
         return [(lo, hi)]
     return [node for half in _halves(lo, hi) for node in _maximal_subtrees(owners, *half)]

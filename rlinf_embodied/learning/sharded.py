@@ -1,4 +1,4 @@
-"""Weights and moments in slices: torch's FSDP2 over the workers of a group, from module and loss to an optimizer step.
+"""Training with sharded weights and moments, by torch's FSDP2 over the workers of a group.
 
     worker 0                            worker 1
     slices of all weights, moments      slices of all weights, moments        as DTensors
@@ -7,11 +7,11 @@
     norm over workers, AdamW            norm over workers, AdamW
     the view: a full copy               the view: a full copy                 `publish`, once per iteration
 
-With P float32 parameters on N workers a worker holds 12 P / N bytes of weights and moments, 4 P / N of gradients while
-it makes its passes, and weights and gradient of the layer at hand.  Other stages read the *view* (4 P bytes, on the CPU
-while no other stage works with it), so messages, checkpoints and generation are those of a model that is not sharded.
+With P float32 parameters on N workers, a worker holds 12 P / N bytes of weights and moments, 4 P / N of gradients
+during its passes, and weights and gradient of the current layer.  Other stages read the *view* (4 P bytes, on the CPU
+while no other stage uses it), so messages, checkpoints and generation are those of an unsharded model.
 
-Sums are those of reduce-scatter: their last bits depend on the number of workers.
+Reduce-scatter computes the sums, so their last bits depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from rlinf_embodied.learning.learner import AdamSettings, EarlyStop, Learner, St
 from rlinf_embodied.learning.optimizer import require_finite, require_state
 from rlinf_embodied.telemetry.progress import report_progress
 
-_MOMENTS = {"mean": "exp_avg", "square": "exp_avg_sq"}  # in a checkpoint -> in torch's optimizer
+_MOMENTS = {"mean": "exp_avg", "square": "exp_avg_sq"}  # name in a checkpoint -> in torch's optimizer
 
 
 def device_mesh(group: Group, device: str) -> DeviceMesh:
-    """Returns a group of processes as torch wants it for sharding.
+    """Returns torch's device mesh of a group of processes.
 
-    It becomes the process's default group, as torch shards over registered groups only; the one that stages of an
-    earlier plan left there is closed.
+    It becomes the process's default group, since torch only shards over registered groups; the default group of an
+    earlier plan is closed.
     """
     store = dist.HashStore() if group.size == 1 else getattr(group, "store", None)  # pyright: ignore[reportPrivateImportUsage]
     if store is None:
@@ -68,20 +68,20 @@ def device_mesh(group: Group, device: str) -> DeviceMesh:
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, precision: Precision = Precision.float32) -> None:
-    """Shards a module in place; gathered at once are each entry of its largest ModuleList (the layers), then the rest.
+    """Shards a module in place; each entry of its largest ModuleList (the layers) is gathered as a unit, and the rest.
 
-    Gradients are summed over workers, not averaged.  In bfloat16 weights are gathered in it, while slices, gradients
-    that are added up, and what travels of these stay float32.
+    Gradients are summed over workers, not averaged.  With bfloat16, weights are gathered in this precision, while
+    shards, and the sums and communication of gradients, stay float32.
     """
     for unit in (*layers_of(module), module):
         policy = MixedPrecisionPolicy()
         if precision is Precision.bfloat16:
-            # layers add what enters to what bfloat16 weights make; what enters the whole may be choices to score;
-            # frozen layers may never run (a cached prefix), and torch looks at their gradients if sums have a dtype
+            # layers cast their inputs, to add them to bfloat16 outputs; inputs of the whole module may be choices to
+            # score; frozen layers may never run (a cached prefix), but torch reads their gradients if sums have a dtype
             sums = torch.float32 if any(p.requires_grad for p in unit.parameters()) else None
             policy = MixedPrecisionPolicy(torch.bfloat16, sums, cast_forward_inputs=unit is not module)
         sharded = cast(FSDPModule, fully_shard(unit, mesh=mesh, mp_policy=policy))
-        # by unit, as these two do not reach into children; gloo knows neither AVG nor scaled sums
+        # per unit, since these two calls are not recursive; gloo supports neither AVG nor scaled sums
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
     for name in getattr(module, "called_as_forward", ()):
@@ -89,7 +89,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, precision: Precision = Precision.
 
 
 class ShardedLearner(Learner):
-    """FSDP2; collective are `step`, `publish` and `export_state`."""
+    """A learner by FSDP2; `step`, `publish` and `export_state` are collective."""
 
     def __init__(
         self,
@@ -105,14 +105,14 @@ class ShardedLearner(Learner):
         precision: Precision = Precision.float32,
         exact: bool = False,
     ) -> None:
-        """Shards `module`, which is the learner's alone from now on; starts with moments of zero.
+        """Shards `module`, which only the learner may use from now on; starts with moments of zero.
 
-        It lies on the CPU, equal in all workers; `view` is another copy, which other stages read.  `parameters` returns
-        what is trained of the sharded module, in the order of the checkpoint; `zero_loss` a loss of 0 from a forward
-        pass, as a worker takes part in every pass of the others.  Only one worker alone can be `exact`.
+        The module is on the CPU, equal in all workers; `view` is another copy, which other stages read.  `parameters`
+        returns the trained parameters of the sharded module, in the order of the checkpoint.  `zero_loss` returns a
+        loss of 0 from a forward pass, because all workers must join each pass.  Only a single worker can be `exact`.
 
         Raises:
-            ConfigError: several workers whose bits are to be equal, or that are threads of one process.
+            ConfigError: there are several workers in an exact run, or they are threads of one process.
         """
         rule = f"run.exact needs sums in a fixed order, and those of {group.size} sharded workers are not"
         action = "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker"
@@ -128,7 +128,7 @@ class ShardedLearner(Learner):
         self._parameters = list(self._named.values())
         constants = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
         self._optimizer = torch.optim.AdamW(self._parameters, **constants, weight_decay=settings.weight_decay)
-        for parameter in self._parameters:  # before the first step too, so that states are exported alike
+        for parameter in self._parameters:  # also before the first step, so that states are exported in the same form
             zeros = {key: torch.zeros_like(parameter) for key in _MOMENTS.values()}
             self._optimizer.state[parameter] = {"step": torch.tensor(0.0), **zeros}
 
@@ -136,7 +136,7 @@ class ShardedLearner(Learner):
         self._optimizer.zero_grad()
 
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
-        """Nothing is done yet: every worker takes part in a pass, and its share of the mean is not known."""
+        """Does nothing yet, since passes are collective and their weight in the mean is not known."""
 
     def step(
         self,
@@ -146,28 +146,28 @@ class ShardedLearner(Learner):
         only: Collection[str] | None = None,
     ) -> Step:
         """A sharded model has one group of parameters."""
-        own = [one for block, index in rows.items() if len(index) for one in passes(block, index)]
-        mine = torch.tensor([sum(one.weight for one in own), len(own)], dtype=torch.float64)
-        agreed = torch.stack([part[0] for part in self._group.exchange([mine], [1] * self._group.size)])
-        weight, rounds = float(agreed[:, 0].sum()), int(agreed[:, 1].max())  # all take part in the busiest one's passes
-        statistics = self._accumulated(own, rounds, weight)
+        own_passes = [loss_pass for block, index in rows.items() if len(index) for loss_pass in passes(block, index)]
+        local = torch.tensor([sum(loss_pass.weight for loss_pass in own_passes), len(own_passes)], dtype=torch.float64)
+        agreed = torch.stack([part[0] for part in self._group.exchange([local], [1] * self._group.size)])
+        weight, rounds = float(agreed[:, 0].sum()), int(agreed[:, 1].max())  # all join the passes of the busiest worker
+        statistics = self._accumulated(own_passes, rounds, weight)
         sums = self._group.all_reduce(statistics).tolist()
-        found = Step(dict(zip(self.statistics, sums, strict=True)), weight)
-        stopped = weight > 0 and early_stop is not None and early_stop(found)
+        step = Step(dict(zip(self.statistics, sums, strict=True)), weight)
+        stopped = weight > 0 and early_stop is not None and early_stop(step)
         if weight == 0 or stopped:
             self._optimizer.zero_grad()
-            return replace(found, stopped=stopped)
-        return replace(found, norm=self._apply())
+            return replace(step, stopped=stopped)
+        return replace(step, norm=self._apply())
 
-    def _accumulated(self, own: Sequence[Pass], rounds: int, weight: float) -> Tensor:
-        """Adds up gradients of the mean loss, and returns this worker's sums of the statistics, [S]."""
+    def _accumulated(self, own_passes: Sequence[Pass], rounds: int, weight: float) -> Tensor:
+        """Accumulates gradients of the mean loss, and returns this worker's sums of the statistics, [S]."""
         total = torch.zeros(len(self.statistics), device=self._device)
         for number in range(rounds):
-            if number < len(own):
-                sums = own[number].run()
+            if number < len(own_passes):
+                sums = own_passes[number].run()
                 report_progress()
                 total += sums.statistics
-                loss = sums.loss / weight if weight and own[number].trains else sums.loss * 0.0
+                loss = sums.loss / weight if weight and own_passes[number].trains else sums.loss * 0.0
             else:
                 loss = self._zero_loss()
             loss.backward()
@@ -175,9 +175,9 @@ class ShardedLearner(Learner):
 
     @torch.no_grad()
     def _apply(self) -> float | None:
-        """Clips and steps; returns the norm before clipping, None where it is 0 and no step is made."""
+        """Clips and steps; returns the norm before clipping, or None if it is 0 and no step is made."""
         for parameter in self._parameters:
-            if parameter.grad is None:  # moments decay all the same
+            if parameter.grad is None:  # moments decay nevertheless
                 parameter.grad = torch.zeros_like(parameter)
         norm = float(_whole(nn.utils.clip_grad_norm_(self._parameters, self._max_norm)))
         if norm == 0 or not math.isfinite(norm):
@@ -191,25 +191,25 @@ class ShardedLearner(Learner):
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Gathers what is trained, 4 P bytes over the wire per worker and iteration."""
+        """Gathers the trained weights into the view; each worker receives 4 P bytes per iteration."""
         for name, parameter in self._named.items():
             self._view[name].copy_(_whole(parameter))
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """What is frozen is taken over as well."""
+        """Copies the view into the shards, including frozen weights."""
         for name, parameter in cast(nn.Module, self._module).named_parameters():
             self._fill(parameter, self._view[name])
 
     def move_state(self, device: str) -> None:
-        """The slices of the weights are the learner's alone and move with the moments."""
+        """Moves the weights' shards, which only the learner uses, and the moments."""
         cast(nn.Module, self._module).to(device)
         for state in self._optimizer.state.values():
             state |= {key: state[key].to(device) for key in _MOMENTS.values()}
 
     @torch.no_grad()
     def export_state(self) -> dict[str, Tensor]:
-        """In full, in the memory of the first worker's CPU; all take part."""
+        """Returns the full state on the CPU of the first worker; collective."""
         first, state = self._group.rank == 0, {"steps": self._steps()}
         for name, key in _MOMENTS.items():
             wholes = (_whole(self._optimizer.state[parameter][key]).reshape(-1) for parameter in self._parameters)
@@ -220,7 +220,7 @@ class ShardedLearner(Learner):
         return torch.tensor([int(self._optimizer.state[self._parameters[0]]["step"])])
 
     def export_part(self) -> dict[str, Tensor]:
-        """Returns the slices of this worker, by moment and parameter."""
+        """Returns the shards of this worker, by moment and parameter."""
         parts = {"steps": self._steps()}
         for label, parameter in self._named.items():
             for name, key in _MOMENTS.items():
@@ -236,7 +236,7 @@ class ShardedLearner(Learner):
 
     @torch.no_grad()
     def import_state(self, state: Mapping[str, Tensor]) -> None:
-        """Every worker reads the whole state and keeps its slice."""
+        """Restores the state; every worker reads all of it and keeps its shard."""
         self.start()
         sizes = [parameter.numel() for parameter in self._parameters]
         require_state(state, sum(sizes))
@@ -247,14 +247,14 @@ class ShardedLearner(Learner):
             self._optimizer.state[parameter]["step"].fill_(float(state["steps"][0]))
 
     def _fill(self, target: Tensor, whole: Tensor) -> None:
-        """Overwrites this worker's slice; nothing is sent, as every worker has the whole."""
+        """Overwrites this worker's shard, without communication, as every worker has the whole tensor."""
         places = cast(DTensor, target).placements
         _own(target).copy_(_own(distribute_tensor(whole.to(self._device), self._mesh, places, src_data_rank=None)))
 
 
 def _own(tensor: Tensor) -> Tensor:
-    return cast(DTensor, tensor).to_local()  # a worker's slice: the memory itself
+    return cast(DTensor, tensor).to_local()  # a worker's shard: the memory itself
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    return cast(DTensor, tensor).full_tensor()  # every worker takes part
+    return cast(DTensor, tensor).full_tensor()  # collective

@@ -1,4 +1,4 @@
-"""The update of an iteration: epochs of minibatches over blocks, until they are over or one of them stops it early.
+"""The update of an iteration: epochs of minibatches over blocks, with early stopping.
 
     worker 0: blocks 0 1     worker 1: blocks 2 3          per minibatch (learner.py):
        |  slice k of each       |  slice k of each         1. each worker: passes over its slices, summed gradients
@@ -6,9 +6,9 @@
        |                        |                          3. divide by the summed weight, clip, step: the same
     same step                same step                        everywhere, so weights stay equal without a broadcast
 
-What a workflow brings is how a block's rows become passes (features or tokens, which loss terms), and an early stop.
-Slices are cut from a permutation within the block, keyed by (seed, purpose, iteration, epoch, block), so they do
-not depend on who holds the block.
+A workflow defines how a block's rows become passes (features or tokens, loss terms), and the early stop.  Slices are
+cut from a permutation within the block, keyed by (seed, purpose, iteration, epoch, block), so they do not depend on
+the block's owner.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def slices(shuffle: Shuffle, epoch: int, block: int, size: int, num_minibatches:
 
 
 def cut(order: np.ndarray, num_minibatches: int) -> list[Tensor]:
-    """Returns nearly equal slices of row numbers, int64."""
+    """Splits row indices into nearly equal slices, int64."""
     ends = [len(order) * k // num_minibatches for k in range(num_minibatches + 1)]
     return [torch.from_numpy(order)[a:b] for a, b in pairwise(ends)]
 
@@ -60,8 +60,8 @@ class Fitted:
 
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by the name of the statistic
     weight: float = 0.0
-    norms: list[float] = field(default_factory=list)  # of the gradient before clipping, of each step that was made
-    stopped: bool = False  # by an early stop
+    norms: list[float] = field(default_factory=list)  # gradient norm before clipping of each step made
+    stopped: bool = False  # whether an early stop ended the update
 
     def add(self, step: Step) -> None:
         for name, value in step.sums.items():
@@ -70,7 +70,7 @@ class Fitted:
         self.norms += [] if step.norm is None else [step.norm]
 
     def mean(self, name: str, count: str | None = None) -> float:
-        """Returns a statistic over another one, which counts, or over the loss's own denominator; 0 of nothing."""
+        """Returns a statistic divided by another one, a count, or by the loss's denominator; 0 if empty."""
         return self.sums[name] / (max(self.weight, 1e-8) if count is None else max(self.sums[count], 1.0))
 
     @property
@@ -85,9 +85,9 @@ def fit(
     early_stop: EarlyStop | None = None,
     only: Collection[str] | None = None,
 ) -> Fitted:
-    """Makes a step of all groups of parameters, or of `only` some, per minibatch.
+    """Makes one step per minibatch, of all parameter groups or `only` some.
 
-    A minibatch that stops the update early counts in no sum.
+    A minibatch that stops the update early is not counted.
     """
     fitted = Fitted()
     for rows in batches:
@@ -100,7 +100,7 @@ def fit(
 
 
 def policy_metrics(fitted: Fitted) -> dict[str, float]:
-    """Returns what every policy update reports; each mean has its own denominator."""
+    """Returns the metrics of a policy update; each mean has a separate denominator."""
     return {
         "losses/policy_loss": fitted.loss,
         "losses/approx_kl": fitted.mean("approx_kl", "actions"),
