@@ -55,7 +55,7 @@ def test_what_is_missing_or_unusable_is_named(path: Path, tmp_path: Path) -> Non
 
     content = path.with_suffix(".json").read_text()
     path.with_suffix(".json").unlink()
-    refused("demos.json cannot be read .* writes it beside the .h5 file")
+    refused("demos.json cannot be read .* writes it next to the .h5 file")
     for edit, words in (
         (lambda c: c.pop("env_info"), "no trajectory file of ManiSkill's RecordEpisode"),
         (lambda c: c["episodes"].clear(), "holds no episode"),
