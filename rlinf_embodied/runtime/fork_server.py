@@ -1,11 +1,11 @@
-"""Forks Ray's workers from a process that has imported what they need: torch and a simulator take seconds, a fork none.
+"""Forks Ray's workers from a process that has already imported torch and the simulator, which saves seconds each.
 
     driver --start--> server: imports, then waits at a socket
-    raylet --runs---> this file instead of Ray's setup_worker.py: hands a worker's command to the server, which forks
+    raylet --runs---> this file instead of Ray's setup_worker.py: passes a worker's command to the server, which forks
 
-A worker starts as Ray starts it where the server is gone, or was started with other variables than the worker's: those
-of a GPU, or of several threads.  Imports the standard library alone, since Ray runs this file once per worker; and the
-server must not import Ray, which reads the variables of its worker then.
+If the server is gone, or has other environment variables than the worker needs (for a GPU, or several threads), the
+worker starts as usual in Ray.  This file imports the standard library only, since Ray runs it once per worker.  The
+server must not import Ray, which reads a worker's variables when it is imported.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _ANSWER_S = 50.0  # Ray gives a worker 60 s to start
 _REQUEST_S, _REQUEST_BYTES = 5.0, 1 << 18
 _BASE = ("torch", "google.protobuf.message", "jsonschema", "msgpack", "psutil", "yaml")  # the others are Ray's
 _STREAMS = 3
-_CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="  # Ray's words that are not the worker's own
-_RUNNING: list[int] = []  # the pipe whose end is the end of this process's server
+_CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="  # arguments for setup_worker.py itself
+_RUNNING: list[int] = []  # the pipe that keeps this process's server alive; the server ends when it is closed
 
 
 def start(modules: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Starts the server of this process, in place of an earlier one; it ends with the process.
+    """Starts the server of this process, which replaces an earlier one and ends with the process.
 
     Args:
-        modules: what the workers will need, and what these name in WORKER_IMPORTS; one that cannot be imported is left
-            to the worker, which reports the error.
-        variables: those of the workers that it can fork, beside the ones of this process.
+        modules: the modules that the workers will need; those that they name in WORKER_IMPORTS are imported as well.
+            An import that fails is left to the worker, which reports the error.
+        variables: environment variables of its workers, in addition to those of this process.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("")  # the kernel chooses an abstract name
@@ -66,13 +66,13 @@ def start(modules: Sequence[str], variables: Mapping[str, str]) -> None:
 
 # --------------------------------------------------------------------------------------------------------- the server
 def _serve(listener: socket.socket, lifeline: int, modules: Sequence[str]) -> None:
-    """Answers until the driver is gone; returns in forked workers, too, when they are done."""
+    """Serves requests until the driver is gone; in a forked worker it returns when the worker is done."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the driver's terminal
     for name in modules:
         with suppress(Exception):
             for needed in getattr(importlib.import_module(name), "WORKER_IMPORTS", ()):
                 importlib.import_module(needed)
-    gc.freeze()  # a collection in a worker would copy the pages of all that is imported
+    gc.freeze()  # a garbage collection in a worker would copy the memory pages of all imported modules
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the workers
     while True:
         ready, _, _ = select.select([listener, lifeline], [], [])
@@ -90,7 +90,7 @@ def _serve(listener: socket.socket, lifeline: int, modules: Sequence[str]) -> No
 
 
 def _take(connection: socket.socket) -> list[str]:
-    """Forks the worker that is asked for; returns its command in the worker, and nothing in the server."""
+    """Forks the requested worker; returns its command in the worker, and [] in the server."""
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if user != os.geteuid():  # anybody can connect to an abstract name
         return []
@@ -110,7 +110,7 @@ def _take(connection: socket.socket) -> list[str]:
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
-    """Gives this forked process what the process that asked for it has: variables, folder, output, a process group."""
+    """Adopts the requesting process's variables, working directory and streams, in a new process group."""
     os.setsid()  # Ray ends the group of a worker with it
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -123,7 +123,7 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
 
 # ------------------------------------------------------------------------------------------------- in place of a worker
 def _has_forked(words: Sequence[str]) -> bool:
-    """Asks the server for the worker of Ray's words to setup_worker.py; returns whether it made it."""
+    """Requests a worker from the server, given Ray's arguments to setup_worker.py; returns whether it was forked."""
     command = [word for word in words if not word.startswith((_CONTEXT, _LANGUAGE))]
     context = next((json.loads(word.removeprefix(_CONTEXT)) for word in words if word.startswith(_CONTEXT)), {})
     added = {name: os.path.expandvars(value) for name, value in context.get("env_vars", {}).items()}
@@ -144,8 +144,8 @@ def _has_forked(words: Sequence[str]) -> bool:
 
 def _digest(variables: Mapping[str, str]) -> str:
     """Returns a digest of a worker's variables without those that Ray adds, which no import of the server reads."""
-    own = sorted(item for item in variables.items() if not item[0].startswith((VARIABLE, "RAY_", "SPT_NOENV")))
-    return hashlib.sha256(repr(own).encode()).hexdigest()
+    relevant = sorted(item for item in variables.items() if not item[0].startswith((VARIABLE, "RAY_", "SPT_NOENV")))
+    return hashlib.sha256(repr(relevant).encode()).hexdigest()
 
 
 def _main(words: Sequence[str]) -> None:

@@ -1,11 +1,11 @@
-"""Watches the workers of a session while the driver waits for them: who is gone, who hangs, and what failed first.
+"""Monitors the workers of a session while the driver waits for them: lost workers, hangs, and the first failure.
 
     driver --calls--> worker    ordinary calls, in order
        |                ^ ^
        '--asks--> monitor --'   health checks, in a Ray concurrency group of the worker's actor: answered during calls
 
-A health check of the driver's own would queue behind those of its calls whose arguments are not ready, so a second
-actor sends them.  It starts when the driver has waited for a while for the first time.
+A health check sent by the driver would queue behind its calls whose arguments are not ready, so a separate actor, the
+monitor, sends them.  It starts when the driver waits for long for the first time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.worker_state import Status
 
 GROUP = "health"  # of the workers' actors
-_TICK_S = 1.0  # between two looks at the workers while the driver waits
-_FIRST_S = 5.0  # a shorter wait needs no monitor: lost workers show in their calls
-_ANSWER_S = 0.3  # within which a worker answers
-_EVIDENCE_S = 3.0  # within which the cause of an error shows, after its first consequence ...
+_TICK_S = 1.0  # between two checks of the workers while the driver waits
+_FIRST_S = 5.0  # a shorter wait needs no monitor: the calls of lost workers raise
+_ANSWER_S = 0.3  # within which a worker answers a health check
+_EVIDENCE_S = 3.0  # within which the cause of an error is reported, after its first consequence ...
 _SETTLE_S = 0.3  # ... and a worker's end, after an error that may be a consequence of it
-_FIRST_ANSWER_S = 15.0  # within which the monitor starts and reports who waits for whom
-_LET_GO_S = 20.0  # within which a worker hears that an attempt is given up
+_FIRST_ANSWER_S = 15.0  # within which the monitor starts and reports which worker waits for which
+_ABANDON_S = 20.0  # within which a worker acknowledges that an attempt is abandoned
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,15 +53,15 @@ class _Monitor:
             self._asked[name] = actors[ids[name]].status.remote(ids[name] in stacks)
         refs = list(self._asked.values())
         ready = set(ray.wait(refs, num_returns=len(refs), timeout=within_s)[0]) if refs else set()
-        found: dict[int, Status] = {}
+        statuses: dict[int, Status] = {}
         for name, ref in [(name, ref) for name, ref in self._asked.items() if ref in ready]:
             del self._asked[name]
-            with suppress(RayError):  # it is gone, as its calls show
-                found[ids[name]] = cast(Status, ray.get(ref))
-        return found
+            with suppress(RayError):  # the worker is lost, which its calls report
+                statuses[ids[name]] = cast(Status, ray.get(ref))
+        return statuses
 
     def abandon(self, actors: Mapping[int, ActorHandle], attempt: int, within_s: float) -> list[int]:
-        """Has workers give up the calls of attempts before this one; returns those that do not hear it in time."""
+        """Makes workers abandon the calls of earlier attempts; returns those that do not acknowledge it in time."""
         refs: dict[Any, int] = {actors[worker].abandon.remote(attempt): worker for worker in actors}
         ray.wait(list(refs), num_returns=len(refs), timeout=within_s) if refs else None
         stuck = []
@@ -74,16 +74,16 @@ class _Monitor:
 
 
 class Health:
-    """Of the workers of one session."""
+    """Tracks the calls and the health of one session's workers."""
 
     def __init__(self, actors: Mapping[int, ActorHandle], node: str, history: History) -> None:
         self.workers: dict[int, Watched] = {}
         self._actors, self._node, self._history = actors, node, history
         self._monitor: ActorHandle | None = None
         self._asked: ray.ObjectRef | None = None  # a check under way
-        self._blind_since: float | None = None  # no check has been answered since then
-        self._waiting: dict[Ref, Pending] = {}  # calls without an answer that was read, by receipt
-        self._makers: dict[bytes, int] = {}  # by the id of a result: the reference itself would keep it in the store
+        self._blind_since: float | None = None  # start of a monitor that has not answered yet
+        self._waiting: dict[Ref, Pending] = {}  # calls whose receipts were not read yet, by receipt
+        self._makers: dict[bytes, int] = {}  # a result's id -> its call; a reference would keep the value in the store
         self._submitted, self._swept = 0, 256
         self._failed: dict[Ref, RlinfError] = {}  # by receipt
 
@@ -93,27 +93,27 @@ class Health:
     ) -> None:
         self._submitted += 1
         inputs = tuple({self._makers.get(cast(ray.ObjectRef, ref).binary(), 0) for ref in payloads} - {0})
-        made = tuple(ref.binary() for ref in results)
-        self._waiting[receipt] = Pending(self._submitted, worker, call, time.monotonic(), inputs, made)
-        for result in made:
-            self._makers[result] = self._submitted
+        outputs = tuple(ref.binary() for ref in results)
+        self._waiting[receipt] = Pending(self._submitted, worker, call, time.monotonic(), inputs, outputs)
+        for output in outputs:
+            self._makers[output] = self._submitted
         if len(self._waiting) > self._swept:  # receipts that nobody fetches
             self._look()
             self._swept = max(256, 2 * len(self._waiting))
 
     def get(self, refs: Sequence[Ref], waiting: str) -> list[object]:
-        """Returns values as they were sent, once all are there.
+        """Waits for values and returns them as they were sent.
 
         Raises:
             HangError: a worker makes no progress.
             RlinfError: what a worker raised first, or that it was lost.
         """
-        given = cast("list[ray.ObjectRef]", list(refs))
-        self.wait(given, waiting)
+        object_refs = cast("list[ray.ObjectRef]", list(refs))
+        self.wait(object_refs, waiting)
         try:
-            values = ray.get(given)
+            values = ray.get(object_refs)
         except RayError as error:
-            self._look()  # nothing has failed where the value is no receipt
+            self._look()  # finds no failure if the value is not a receipt
             cause = self._cause(waiting) if self._failed else translated(error, -1, waiting, self._actors)
             raise cause from None
         for ref in refs:
@@ -121,10 +121,10 @@ class Health:
         return values
 
     def wait(self, refs: Iterable[Ref], waiting: str, local: bool = True) -> None:
-        """Returns when values are in the store of the driver's node, or (not `local`) of any; raises as `get`."""
-        given = cast("list[ray.ObjectRef]", list(dict.fromkeys(refs)))
+        """Waits until values are in the store of the driver's node or, unless `local`, of any; raises as `get`."""
+        pending = cast("list[ray.ObjectRef]", list(dict.fromkeys(refs)))
         start = time.monotonic()
-        while given and ray.wait(given, num_returns=len(given), timeout=_TICK_S, fetch_local=local)[1]:
+        while pending and ray.wait(pending, num_returns=len(pending), timeout=_TICK_S, fetch_local=local)[1]:
             self._look()
             if self._failed:
                 raise self._cause(waiting)
@@ -132,7 +132,7 @@ class Health:
                 self._require_progress(waiting)
 
     def forget(self) -> None:
-        """Forgets all calls: their work starts again."""
+        """Drops all calls, since their work starts again."""
         self._waiting, self._makers, self._failed = {}, {}, {}
         self._asked = None  # of workers that may be replaced since
 
@@ -142,7 +142,7 @@ class Health:
             self._makers.pop(result, None)
 
     def _look(self) -> None:
-        """Sorts the receipts that have come into answers and errors."""
+        """Reads the receipts that have arrived, and sorts them into answers and errors."""
         fresh = [cast(ray.ObjectRef, ref) for ref in self._waiting if ref not in self._failed]
         for ref in ray.wait(fresh, num_returns=len(fresh), timeout=0)[0] if fresh else ():
             try:
@@ -154,23 +154,25 @@ class Health:
 
     # ---------------------------------------------------------------------------------------------------------- causes
     def _cause(self, waiting: str) -> RlinfError:
-        """Returns the error that all others are consequences of, and forgets what has failed."""
+        """Returns the error of which all others are consequences, and drops the failed calls."""
         deadline = time.monotonic() + _EVIDENCE_S
         while True:
             self._look()
             order = sorted(self._failed, key=lambda ref: self._waiting[ref].number)
             errors = [self._failed[ref] for ref in order]
-            own = [e for e in errors if not isinstance(e, LostWorkerError | PeerError | HangError | StaleCallError)]
+            failures = [
+                e for e in errors if not isinstance(e, LostWorkerError | PeerError | HangError | StaleCallError)
+            ]
             hangs = [e for e in errors if isinstance(e, HangError)]  # likelier causes than lost peers and stale calls
             lost = {w for e in errors if isinstance(e, LostWorkerError) for w in e.workers}
             if lost or time.monotonic() > deadline:
                 break
-            if own:  # of the work itself, unless a worker's end was behind it
+            if failures:  # raised by a stage, unless a worker's end caused it
                 deadline = min(deadline, time.monotonic() + _SETTLE_S)
             pending = [ref for ref in self._waiting if ref not in self._failed]
             ray.wait(cast("list[ray.ObjectRef]", pending), timeout=0.1) if pending else None
             time.sleep(0.05)
-        cause = self._loss(sorted(lost), waiting, errors) if lost else (own or hangs or errors)[0]
+        cause = self._loss(sorted(lost), waiting, errors) if lost else (failures or hangs or errors)[0]
         for ref in order:
             self._answered(ref)
         self._failed.clear()
@@ -192,20 +194,20 @@ class Health:
         for of in self.workers.values():
             if of.status is not None:
                 self._history.note(of.status.step, of.status.longest_s)
-        found = diagnose(list(self._waiting.values()), self.workers, self._history, time.monotonic())
+        trouble = diagnose(list(self._waiting.values()), self.workers, self._history, time.monotonic())
         blind_s = 0.0 if self._blind_since is None else time.monotonic() - self._blind_since
-        if found is None or 0 < blind_s < _FIRST_ANSWER_S:  # the report names who waits for whom
+        if trouble is None or 0 < blind_s < _FIRST_ANSWER_S:  # the first status tells which worker waits for which
             return
-        lines = [f"the driver waits for {waiting}", found.message]
-        self.check(stacks=found.culprits)
-        for of in (self.workers[w] for w in found.culprits if w in self.workers):
+        lines = [f"the driver waits for {waiting}", trouble.message]
+        self.check(stacks=trouble.culprits)
+        for of in (self.workers[w] for w in trouble.culprits if w in self.workers):
             if of.status is not None:
                 self._history.note(of.status.step, of.status.step_s)
                 lines += [f"{of} is at\n{of.status.stack}"] if of.status.stack else []
-        raise HangError("\n".join(lines), found.culprits)
+        raise HangError("\n".join(lines), trouble.culprits)
 
     def check(self, stacks: Sequence[int] = ()) -> None:
-        """Asks all workers what they do; those that do not answer in time are silent."""
+        """Updates the status of all workers; those that do not answer in time count as silent."""
         start = time.monotonic()
         for of in self.workers.values():
             stopped = of.pid and of.node == self._node and is_stopped(of.pid)
@@ -241,16 +243,16 @@ class Health:
         return self._monitor
 
     def abandon(self, attempt: int) -> list[int]:
-        """Has all workers give up the calls of older attempts; returns those that do not hear it, or that are dead.
+        """Makes all workers abandon the calls of older attempts; returns those that are dead or do not acknowledge it.
 
-        One that has not heard of it could close a group of the new attempt.
+        A worker that missed it could close a group of the new attempt later.
         """
-        up = {worker: self._actors[worker] for worker in self._actors if self.workers[worker].pid}
+        started = {worker: self._actors[worker] for worker in self._actors if self.workers[worker].pid}
         try:
-            return sorted(ray.get(self._require_monitor().abandon.remote(up, attempt, _LET_GO_S)))
+            return sorted(ray.get(self._require_monitor().abandon.remote(started, attempt, _ABANDON_S)))
         except RayActorError:
             self._monitor = None
-            return sorted(up)
+            return sorted(started)
 
     def close(self) -> None:
         if self._monitor is not None:
@@ -259,13 +261,13 @@ class Health:
 
 
 def translated(error: BaseException, worker: int, call: str, actors: Mapping[int, ActorHandle]) -> RlinfError:
-    """Returns an error of Ray's, of a worker's call, as one of this project's."""
+    """Translates Ray's error of a worker's call into one of this project's."""
     while isinstance(error, RayTaskError):
         error = cast(BaseException, error.cause)
     if isinstance(error, RlinfError):
         return error
     who = f"worker {worker}, in {call}"
-    if isinstance(error, ActorDiedError) and error.actor_init_failed:  # it raised, and would again
+    if isinstance(error, ActorDiedError) and error.actor_init_failed:  # its constructor would raise again
         return WorkerError(f"{who}: it could not be started: {str(error).splitlines()[-1]}", (worker,))
     if isinstance(error, ActorDiedError | NodeDiedError | OutOfMemoryError):
         dead = getattr(error, "actor_id", None)  # not always the one whose call failed
@@ -284,7 +286,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a process of this machine is stopped; false where the system does not say."""
+    """Returns whether a process of this machine is stopped; False if the system does not report it."""
     with suppress(psutil.Error):
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     return False

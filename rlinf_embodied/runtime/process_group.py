@@ -1,8 +1,8 @@
 """Collectives between processes over torch.distributed: gloo on CPU, nccl on GPU; nothing global is touched.
 
-A TorchGroup owns its own store and backend.  `torch.distributed`'s default group stays unset, so a process may hold
-several groups, close one, and build another after a peer has died.  (What shards tensors needs a default group, and
-makes one over the same store: learning/sharded.py.)
+A TorchGroup owns its store and backend.  `torch.distributed`'s default group stays unset, so a process may hold
+several groups, close one, and build another after a peer has died.  (Sharded tensors need a default group;
+learning/sharded.py makes one over the same store.)
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from torch.distributed.distributed_c10d import Store
 from rlinf_embodied.device import has_nccl, synchronize, use
 from rlinf_embodied.errors import PeerError
 
-_NEVER = timedelta(days=30)  # health checks find the member that the others wait for, however long a healthy one takes
+_NEVER = timedelta(days=30)  # no time limit: health checks detect a member that hangs
 _BACKLOG = 4096  # members of a large group connect at the same time
-_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # of torch's collectives; torch knows no other way
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # torch takes the network interface from these only
 
 
 class TorchGroup:
     """One member of a group of processes; see learning/groups.py for the protocol.
 
-    Others may use `store`, under a separate prefix.  After a PeerError the group is spent: close it and build a new one
-    with another rendezvous.
+    Other code may use `store`, under a separate prefix.  After a PeerError the group cannot be used: close it and build
+    a new one with another rendezvous.
     """
 
     def __init__(
         self, rank: int, size: int, rendezvous: str, device: str = "cpu", listener: socket.socket | None = None
     ) -> None:
-        """Meets the other members; tensors of a kind of device without NCCL go through the host's memory, by gloo.
+        """Connects to the other members; without NCCL for the kind of device, tensors go through host memory, by gloo.
 
         Args:
             rank: of this process, 0 <= rank < size.
             size: number of members.
             rendezvous: "file:///shared/path" (a file that does not exist yet) or "tcp://host:port" (rank 0 listens).
             device: torch's name.
-            listener: of rank 0, a socket that listens there already, which this takes over.
+            listener: of rank 0, a socket that already listens there, of which this takes ownership.
 
         Raises:
-            PeerError: a member died before it came.
+            PeerError: a member died before it connected.
         """
         assert 0 <= rank < size, f"rank {rank} is not in a group of {size}"
         self.rank, self.size = rank, size
@@ -67,7 +67,7 @@ class TorchGroup:
         return cast(dist.ProcessGroup, dist.ProcessGroupGloo(self.store, self.rank, self.size, _NEVER))
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-        """Gives tensors to all; ranks with fewer of them pad, since the backends gather equal sizes only."""
+        """Gathers the tensors of all ranks; those with fewer pad, since the backends gather equal sizes only."""
         assert counts[self.rank] == len(tensors) > 0, f"rank {self.rank} gives {len(tensors)} of {counts} tensors"
         first = tensors[0]
         width = first.numel() * first.element_size()
@@ -87,7 +87,7 @@ class TorchGroup:
         return summed.to(tensor.device)
 
     def close(self) -> None:
-        """Gives sockets and threads back; the group cannot be used afterwards."""
+        """Releases sockets and threads; the group cannot be used afterwards."""
         self._backend.shutdown()
         del self._backend, self.store
 
@@ -103,7 +103,7 @@ class TorchGroup:
 
     @contextmanager
     def _guarded(self, operation: str) -> Iterator[None]:
-        """Within it a lost connection becomes a PeerError."""
+        """Turns a lost connection within the block into a PeerError."""
         try:
             yield
         except RuntimeError as error:  # torch raises DistError, its child, and the plain one
@@ -132,10 +132,10 @@ def listen(host: str) -> tuple[socket.socket, str]:
 
 
 def use_interface_of(address: str) -> None:
-    """Lets torch's collectives of this process talk over the network interface that has an address, if one has it.
+    """Makes torch's collectives of this process use the network interface with this address, if there is one.
 
-    Without it gloo takes what the host's name resolves to, which on many machines is a loopback address that no other
-    node reaches.  Variables that the environment has already are left alone.
+    By default gloo uses the address to which the host's name resolves, which on many machines is a loopback address
+    that other nodes cannot reach.  Environment variables that are already set are not changed.
     """
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in addresses):

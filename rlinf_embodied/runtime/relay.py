@@ -1,12 +1,12 @@
-"""The chunk-steps of a loop, run by an answerer's worker that calls its openers itself, without the driver.
+"""Runs the chunk-steps of a loop from an answerer's worker, which calls its openers itself, without the driver.
 
-    driver --open--> opener's worker --shown--.                              .--> driver: close, of both
+    driver --open--> opener's worker --message-.                             .--> driver: close, of both
        `----relay (references, unread)----> answerer's worker: answers, --step--> opener's worker
-                                               ^----------- shown, receipt ----------'
+                                               ^---------- message, receipt ---------'
 
 Messages and answers travel between the two workers only.  The answerer's worker owns these references, which end
-with its call; those that the driver hands on (`open`, `close`) are the driver's.  Calls carry their attempt: when it is
-given up, the answerer's worker stops waiting, and openers refuse what is left.
+with its call; those that the driver passes on (`open`, `close`) are the driver's.  Calls carry their attempt: when it
+is abandoned, the answerer's worker stops waiting, and openers refuse the remaining calls.
 """
 
 from __future__ import annotations
@@ -25,65 +25,65 @@ Shard = Mapping[int, tuple[int, ...]]  # blocks of one shard by their opener's w
 
 
 class Peers(Protocol):
-    """The other workers, as a worker sees them that calls them."""
+    """The interface by which a worker calls other workers."""
 
     def ask(self, worker: int, call: Call, payloads: Sequence[object]) -> list[Ref]:
         """Submits a call; returns its block results, then its receipt, as references."""
         ...
 
     def take(self, refs: Sequence[Ref], workers: Sequence[int]) -> list[object]:
-        """Waits for values that these workers make; raises what one of them raised, or that it or its call is gone."""
+        """Waits for results of these workers; raises their errors, or one for a lost worker or abandoned call."""
         ...
 
 
 def shards_of(
     opener: Sequence[int], answerer: Sequence[int], shards: Sequence[set[int]]
 ) -> dict[int, tuple[Shard, ...]]:
-    """Returns what each of an answerer's workers would relay; nothing where the driver has to.
+    """Returns the shards that each of an answerer's workers relays; {} if the driver has to make the calls.
 
-    Every opener's worker must have one worker that answers it, and none may be both: it would wait for itself.
+    Every opener's worker must have exactly one answerer's worker, and none may be both: it would wait for itself.
     `opener` and `answerer` are the workers that own each block on either side.
     """
-    answers: dict[int, set[int]] = {}
-    for ours, theirs in zip(opener, answerer, strict=True):
-        answers.setdefault(ours, set()).add(theirs)
-    if set(opener) & set(answerer) or any(len(workers) > 1 for workers in answers.values()):
+    answerers: dict[int, set[int]] = {}  # by opener's worker
+    for opener_worker, answerer_worker in zip(opener, answerer, strict=True):
+        answerers.setdefault(opener_worker, set()).add(answerer_worker)
+    if set(opener) & set(answerer) or any(len(workers) > 1 for workers in answerers.values()):
         return {}
-    found = {}
+    relayed = {}
     for hub in sorted(set(answerer)):
-        mine = [worker for worker, (owner,) in sorted(answers.items()) if owner == hub]
-        cut = [{w: tuple(b for b in sorted(shard) if opener[b] == w) for w in mine} for shard in shards]
-        own = ({worker: blocks for worker, blocks in parts.items() if blocks} for parts in cut)
-        found[hub] = tuple(parts for parts in own if parts)
-    return found
+        openers = [worker for worker, (owner,) in sorted(answerers.items()) if owner == hub]
+        cut = [{w: tuple(b for b in sorted(shard) if opener[b] == w) for w in openers} for shard in shards]
+        nonempty = ({worker: blocks for worker, blocks in parts.items() if blocks} for parts in cut)
+        relayed[hub] = tuple(parts for parts in nonempty if parts)
+    return relayed
 
 
 def run(call: Call, opened: Sequence[Ref], peers: Peers, answer: Answer) -> tuple[list[object], list[object]]:
     """Runs the chunk-steps of a relayed call.
 
-    A shard is over when none of its blocks has a message any more.
+    A shard ends when none of its blocks has a message any more.
 
     Returns:
         the last messages, in the order of call.blocks, and the receipts of the openers' steps.
     """
-    coming = dict(zip(call.blocks, opened, strict=True))
+    pending = dict(zip(call.blocks, opened, strict=True))  # the opener's latest message of each block
     receipts: list[Ref] = []
-    going = list(call.relay)
+    running = list(call.relay)
     assert call.partner is not None
     step = replace(call, stage=call.partner, method="step", keep=frozenset(), partner=None, relay=())
     for number in range(call.chunk_steps):
         step_context = replace(call.step_context, chunk_step=number)
-        for shard in tuple(going):
+        for shard in tuple(running):
             blocks, workers = sorted(itertools.chain.from_iterable(shard.values())), list(shard)
-            messages = dict(zip(blocks, peers.take([coming[block] for block in blocks], workers), strict=True))
+            messages = dict(zip(blocks, peers.take([pending[block] for block in blocks], workers), strict=True))
             if all(message is None for message in messages.values()):
-                going.remove(shard)
+                running.remove(shard)
                 continue
             answers = answer(step_context, messages)
-            for worker, own in shard.items():
-                asked = replace(step, step_context=step_context, blocks=own)
-                refs = peers.ask(worker, asked, [answers[block] for block in own])
-                coming |= zip(own, refs, strict=False)
+            for worker, owned in shard.items():
+                step_call = replace(step, step_context=step_context, blocks=owned)
+                refs = peers.ask(worker, step_call, [answers[block] for block in owned])
+                pending |= zip(owned, refs, strict=False)
                 receipts.append(refs[-1])
     openers = sorted({worker for shard in call.relay for worker in shard})
-    return peers.take([coming[block] for block in call.blocks], openers), peers.take(receipts, openers)
+    return peers.take([pending[block] for block in call.blocks], openers), peers.take(receipts, openers)

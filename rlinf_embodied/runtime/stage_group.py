@@ -1,7 +1,7 @@
-"""The group of a collective stage, whose waits show in health checks and end when its calls are given up.
+"""The group of a collective stage; its waits are visible to health checks, and end when its calls are abandoned.
 
-member 0   exchange ...waits...                      raises when its calls are given up, or a member's process ends
-member 1             fails before it comes to it --> closes its end
+member 0   exchange ...waits...                      raises when its calls are abandoned, or a member's process ends
+member 1             fails before it enters -------> closes its end
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StageGroup:
     """One member of a group; see learning/groups.py for the protocol."""
 
     def __init__(self, group: Group, stage: str, state: WorkerState) -> None:
-        """Takes the group itself, and where its waits are noted."""
+        """Wraps a group; `state` records its waits."""
         self._group, self._stage, self._state = group, stage, state
         self.rank, self.size = group.rank, group.size
         self._busy, self._lock = False, threading.Lock()
@@ -33,7 +33,7 @@ class StageGroup:
         state.join(stage, self.rank)
 
     def __getattr__(self, name: str) -> object:
-        """Returns what a kind of group has beyond the protocol, such as its store."""
+        """Returns attributes of the group beyond the protocol, such as its store."""
         return getattr(self._group, name)
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
@@ -54,9 +54,9 @@ class StageGroup:
             self._busy = False
 
     def close(self) -> None:
-        """Leaves the group.  A member that waits in it is woken where its backend can do that from another thread.
+        """Leaves the group; a waiting member is woken if its backend can do that from another thread.
 
-        Gloo cannot: its waits end with the connections of whoever is closed or killed.
+        Gloo cannot: its waits end when another member closes its connections or is killed.
         """
         with self._lock:
             if self._closed or self.size == 1:
@@ -97,7 +97,7 @@ class MailGroup:
     """A group for plain values, of workers without torch: all send to rank 0, which sends everything to all."""
 
     def __init__(self, name: str, rank: int, deliver: Mapping[int, Callable[[Key, object], object]], mail: Mailbox):
-        """Takes a name that no other group has, how to deliver to each member by rank, and this member's mailbox."""
+        """Joins a group; `name` must be unique, `deliver` sends to each member by rank, `mail` is this member's box."""
         self.rank, self.size = rank, len(deliver)
         self._name, self._deliver, self._mail = name, deliver, mail
         self._number, self._open = 0, True
