@@ -1,11 +1,11 @@
-"""What runs inside a worker: it hosts stages, resolves what stays in the process, and times every call.
+"""The host of a worker's stages: it runs calls, resolves local references, and times every call.
 
     driver --Call--> WorkerHost --inputs by block--> Stage
                         |  ^
                         v  |  results that a stage of the same worker will consume never leave the process:
-                      store    the driver gets a LocalRef in their place
+                      store    the driver gets a LocalRef instead
 
-A worker is called from one thread at a time, in the order in which the driver submitted.
+A worker is called from one thread at a time, in the order in which the driver submitted the calls.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rlinf_embodied.workflow.graph import StageSpec
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Which step of the run a call belongs to; handed to every method of a stage."""
+    """The step of a run to which a call belongs; an argument of every method of a stage."""
 
     iteration: int
     attempt: int = 0  # results of an older attempt are dropped
@@ -51,18 +51,18 @@ class StepContext:
     chunk: int = 0  # of a stage whose blocks arrive in several calls ...
     num_chunks: int = 1  # ... and how many there are
     message: object = None  # a repeat's decision, for the stages downstream
-    staleness: int = 0  # versions by which the weights that made the data are behind those that are trained
+    staleness: int = 0  # versions by which the weights of the rollouts are older than those that are trained
     oldest: int | None = None  # the first iteration whose data is still needed; None: this one
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether an earlier iteration's update is still to come, so that this one's data is of older weights."""
+        """Whether an earlier iteration's update is still pending, so that this one's data is of older weights."""
         return self.oldest is not None and self.iteration > self.oldest
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a stage returns: data per block for the stages downstream, and a light report for the driver."""
+    """The result of a stage: data per block for downstream stages, and a small report for the driver."""
 
     blocks: Mapping[int, object] = field(default_factory=dict)
     report: object = None
@@ -70,20 +70,20 @@ class Output:
 
 @dataclass(slots=True)
 class StageContext:
-    """What a stage learns about its place when it is set up."""
+    """The worker, device, blocks and group of a stage, passed to `setup`."""
 
     worker: int
     device: str  # torch's name
     blocks: tuple[int, ...]  # the blocks of this stage that live in this worker, ascending
-    shards: tuple[tuple[int, ...], ...]  # the same blocks in the parts in which they arrive
+    shards: tuple[tuple[int, ...], ...]  # the same blocks, divided into the parts in which they arrive
     num_blocks: int  # over all workers
     owners: tuple[int, ...]  # rank, within the stage's group, that owns each block
-    group: Group = field(default_factory=SoloGroup)  # the workers of this stage, for collectives; the host's to fill in
-    shared: dict[str, object] = field(default_factory=dict)  # by the stages of one worker; the host's to fill in
-    exclusive: frozenset[str] = frozenset()  # stages of this worker that may not be in its memory together with this
+    group: Group = field(default_factory=SoloGroup)  # the workers of this stage, for collectives; set by the host
+    shared: dict[str, object] = field(default_factory=dict)  # objects shared by the worker's stages; set by the host
+    exclusive: frozenset[str] = frozenset()  # stages of this worker that may not be in memory together with this one
 
     def share(self, key: str, make: Callable[[], object]) -> object:
-        """Returns the worker's one object of that name, made on first use."""
+        """Returns the worker's shared object of that name, created on first use."""
         if key not in self.shared:
             self.shared[key] = make()
         return self.shared[key]
@@ -91,33 +91,33 @@ class StageContext:
 
 @runtime_checkable
 class Stage(Protocol):
-    """The running object of a StageSpec.  Beside `setup` it has the methods that its place in the workflow calls for.
+    """The running object of a StageSpec.  Besides `setup` it has the methods that its role in the workflow requires.
 
     Every method but `setup` takes its call's StepContext first, and data by block.
 
     Leaf: `run(step_context, {block: [payload, ...]}) -> Output`, payloads in the order of the edges, rounds within an
     edge.
-    Loop opener: `open(step_context, blocks)`, or `open(step_context, {block: [payload, ...]})` where edges lead into
-    the loop; `step(step_context, {block: message}) -> {block: message}`;
+    Loop opener: `open(step_context, blocks)`, or `open(step_context, {block: [payload, ...]})` if edges lead into the
+    loop; `step(step_context, {block: message}) -> {block: message}`;
     `close(step_context, {block: None}) -> Output`.
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
     Weight edge: `export_weights(step_context) -> object`, and `install_weights(step_context, object)`; for an edge of
     changes `export_weights(step_context, follows)`, see Executor.export.
-    State: `export_snapshot(step_context) -> object` (None: it has none, or it is part of another worker's), and
-    `import_snapshot(step_context, [what each worker gave])`, also in the midst of an iteration that is given up; a
-    stage without them has none between iterations.
-    End: `leave()` returns when the stage does nothing after its calls any more and has given back what it holds.
-    Context switch: `offload(step_context)` leaves the device's memory and `onload(step_context)` comes back; a stage
-    without them is always resident, and so is one on an accelerator whose class has `stays_on_accelerators`.
+    State: `export_snapshot(step_context) -> object` (None: it has no state, or another worker exports it), and
+    `import_snapshot(step_context, [export of each worker])`, even during an iteration that is abandoned; a stage
+    without them has no state between iterations.
+    End: `leave()` stops background work of the stage and releases its resources before it returns.
+    Context switch: `offload(step_context)` frees the device's memory and `onload(step_context)` restores the stage; a
+    stage without them is always resident, and so is one on an accelerator whose class has `stays_on_accelerators`.
     """
 
     def setup(self, context: StageContext) -> object:
-        """Builds what the stage needs and returns plain facts about it for the driver."""
+        """Builds the stage and returns plain facts about it for the driver."""
         ...
 
 
 class HoldsNoMemory:
-    """A stage that holds no memory that another one could use: it may always leave."""
+    """A stage without memory that another one could use, so offloading it does nothing."""
 
     def offload(self, step_context: StepContext) -> None: ...
 
@@ -126,7 +126,7 @@ class HoldsNoMemory:
 
 @dataclass(frozen=True, slots=True)
 class LocalRef:
-    """Stands for a value in its worker's store."""
+    """A reference to a value in its worker's store."""
 
     worker: int
     key: tuple[object, ...]
@@ -136,11 +136,12 @@ class LocalRef:
 class Call:
     """One call of a stage's method for some blocks.
 
-    `payloads_per_block` payloads follow for each block.  Results of the blocks in `keep` stay in the worker.  `method`
-    "loop" runs a whole loop between stages of this worker (`partner` answers) for `chunk_steps` turns; "relay" runs its
-    chunk-steps between an answerer's worker and those of the opener (`partner`) that `relay` names; "enter" only brings
-    the stage into the device's memory.  A call without blocks hands its `argument`, if there is one, and then its
-    payloads to the method; what it `publishes` is a result for other workers, not a report for the driver.
+    It has `payloads_per_block` payloads for each block.  Results of the blocks in `keep` stay in the worker.  Special
+    methods are: "loop", which runs `chunk_steps` of a loop between two stages of this worker (`partner` is the
+    answerer); "relay", which runs them between an answerer's worker and those of the opener (`partner`) that `relay`
+    names; "enter", which only loads the stage into the device's memory.  A call without blocks passes its `argument`,
+    if any, and then its payloads to the method.  With `publishes` its result is for other workers, otherwise it is a
+    report for the driver.
     """
 
     stage: str
@@ -154,7 +155,7 @@ class Call:
     argument: object = None
     publishes: bool = False
     relay: tuple[relay.Shard, ...] = ()
-    counts_bytes: bool = False  # its receipt says what its results take
+    counts_bytes: bool = False  # its receipt has the bytes of its results
 
     def __str__(self) -> str:
         """Returns a short name for messages, for example "env.step (iteration 3, blocks 0-1)"."""
@@ -163,14 +164,14 @@ class Call:
 
     @property
     def num_results(self) -> int:
-        """Number of results in addition to the receipt: all sides of a loop per block; for a relay also its end."""
+        """Number of results besides the receipt: one per block and stage in `makers`; for a relay also its end."""
         if not self.blocks:
             return int(self.publishes)
         return len(self.blocks) * len(self.makers) + bool(self.relay)
 
     @property
     def makers(self) -> tuple[str, ...]:
-        """Whose results for all blocks come one after the other: of a loop opener, partner."""
+        """The stages whose results the call returns, each for all blocks: for a loop opener and answerer."""
         if self.method != "loop" or self.partner is None:
             return (self.stage,)
         return (self.stage, self.partner)
@@ -178,16 +179,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What is returned in addition to the block results: the stage's report and the timings."""
+    """The last result of a call: the stage's report and the timings."""
 
     report: object
     spans: tuple[Span, ...]
-    num_bytes: tuple[int, ...] = ()  # of the largest block's result, by maker, where the call counts them
+    num_bytes: tuple[int, ...] = ()  # of the largest block's result, in the order of `makers`, if the call counts them
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One process and the stages it hosts."""
+    """A worker process and its device."""
 
     worker: int  # also the number of its device
     device: str
@@ -197,7 +198,7 @@ class WorkerSpec:
 
 
 def can_leave(kind: Callable[..., object], device: str) -> bool:
-    """Returns whether a class of stages can leave the memory of a device (torch's name) and come back."""
+    """Returns whether stages of a class can be offloaded from a device (torch's name) and onloaded again."""
     offers = hasattr(kind, "offload") and hasattr(kind, "onload")
     return offers and not (devices.is_accelerator(device) and getattr(kind, "stays_on_accelerators", False))
 
@@ -224,8 +225,8 @@ class WorkerHost:
         self._spans: list[Span] = []
         self._exclusive: dict[str, frozenset[str]] = {}  # of every stage, those that may not be in memory with it
         self._offloaded: set[str] = set()
-        self._alone = alone  # nothing else is at work in this process
-        self._settled = False
+        self._alone = alone  # the process has no other host
+        self._frozen = False  # whether the objects of set-up are hidden from the garbage collector
 
     def add_stage(self, spec: StageSpec, context: StageContext, group: Group | None = None) -> object:
         """Builds a stage and returns the facts that its `setup` reports."""
@@ -233,7 +234,7 @@ class WorkerHost:
         context, where = replace(context, group=cast(Group, group), shared=self.shared), f"{spec.name}.setup"
         try:
             make = load_target(spec.target)
-            torch = sys.modules.get("torch")  # where a stage brought it; a process of several workers has one thread
+            torch = sys.modules.get("torch")  # if a stage has imported it; a process of several workers has one thread
             if torch is not None:
                 torch.set_num_threads(self.spec.threads if self._alone else 1)
             stage = make(spec.config)
@@ -249,17 +250,17 @@ class WorkerHost:
             raise self._failure(where, error) from error
 
     def close_groups(self) -> None:
-        """Ends this worker's part in all collectives; called from another thread."""
+        """Ends this worker's membership in all collectives; called from another thread."""
         for group in tuple(self._groups.values()):
             group.close()
 
     def tear_down(self) -> None:
-        """Has every stage end what it does after its calls and give back what it holds, such as simulators."""
+        """Makes every stage stop background work and release its resources, such as simulators."""
         for stage in self.stages.values():
             getattr(stage, "leave", lambda: None)()
 
     def clear(self) -> None:
-        """Forgets all stages, what they share and what they stored: the worker is as it was started."""
+        """Drops all stages, shared objects and stored values, as if the worker had just started."""
         self.tear_down()
         self.stages.clear()
         self._groups.clear()
@@ -267,9 +268,9 @@ class WorkerHost:
         self._exclusive, self._offloaded = {}, set()
         self.shared = {}  # not cleared in place: contexts of the old stages hold it
         self._store.clear()
-        if self._settled:
+        if self._frozen:
             gc.unfreeze()
-        self._settled = False
+        self._frozen = False
         gc.collect()
         devices.empty_cache(self.spec.device)
 
@@ -279,17 +280,17 @@ class WorkerHost:
         A relay's payloads are references, which `peers` takes.
 
         Raises:
-            WorkerError: the stage raised something else than an RlinfError; says where.
-            StaleCallError: the call is of an attempt that was given up.
+            WorkerError: the stage raised another error than an RlinfError; the message names the call.
+            StaleCallError: the call belongs to an abandoned attempt.
         """
         with self.state.calling(str(call)):
             try:
                 return self._invoke(call, payloads, peers)
             except BaseException as error:
-                if call.stage in self._groups:  # the others learn that this member will not come
+                if call.stage in self._groups:  # so that the other members do not wait for this one
                     self._groups[call.stage].close()
-                own = isinstance(error, RlinfError) and not isinstance(error, SimulatorError)
-                if own or not isinstance(error, Exception):
+                passes = isinstance(error, RlinfError) and not isinstance(error, SimulatorError)
+                if passes or not isinstance(error, Exception):
                     raise
                 raise self._failure(str(call), error) from error
 
@@ -298,13 +299,13 @@ class WorkerHost:
         self.state.begin(at.attempt)
         oldest = at.iteration if at.oldest is None else at.oldest  # an iteration consumes only its own data
         self._store = {key: value for key, value in self._store.items() if cast(int, key[0]) >= oldest}
-        if self._alone and not self._settled:  # hides what set-up made, mostly modules, from the garbage collector
-            self._settled = True
-            gc.collect()  # garbage that is frozen stays for good
+        if self._alone and not self._frozen:  # hides the objects of set-up, mostly modules, from the garbage collector
+            self._frozen = True
+            gc.collect()  # frozen garbage would never be freed
             gc.freeze()
         self._spans = []
         for name in call.makers:
-            if call.method != "export_snapshot":  # copies from wherever it is
+            if call.method != "export_snapshot":  # it copies the state from wherever it is
                 self._enter(name, at)
         values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
         count = call.payloads_per_block
@@ -326,13 +327,13 @@ class WorkerHost:
         return [*results, *ends, Receipt(report, tuple(self._spans), num_bytes)]
 
     # ----------------------------------------------------------------------------------------- the device's memory
-    # Of stages that exclude each other one is in it at a time.  A stage is there from its set-up on; it leaves when
-    # one that excludes it is called (or set up), and comes back when it is called itself: nothing moves that need not.
+    # Of stages that exclude each other only one is loaded at a time.  A stage is loaded from its set-up on.  It is
+    # offloaded when one that excludes it is called (or set up), and onloaded when it is called itself.
     def _admit(self, name: str, kind: type, exclusive: frozenset[str]) -> None:
-        """Makes room for a new stage, or one that takes another's place."""
+        """Offloads the stages that a new one, or one that replaces another, excludes."""
         if exclusive and not can_leave(kind, self.spec.device):
             raise PlanError(
-                f"the plan takes {name} out of the memory of {self.spec.device} for {', '.join(sorted(exclusive))}, "
+                f"the plan offloads {name} from the memory of {self.spec.device} for {', '.join(sorted(exclusive))}, "
                 f"but a {kind.__name__} stays there: leave it out of `exclusive`, or give {name} separate devices"
             )
         self._exclusive[name] = exclusive
@@ -340,7 +341,7 @@ class WorkerHost:
         self._make_room(name, StepContext(0))
 
     def _enter(self, name: str, step_context: StepContext) -> None:
-        """Brings a stage into memory, after those have left that may not be there with it."""
+        """Onloads a stage after offloading those that it excludes."""
         self._make_room(name, step_context)
         if name in self._offloaded:
             self._switch(name, "onload", step_context)
@@ -352,9 +353,9 @@ class WorkerHost:
             self._offloaded.add(other)
 
     def _switch(self, name: str, method: str, step_context: StepContext) -> None:
-        """Has a stage leave the device's memory or come back; what it made and keeps here leaves with it.
+        """Offloads or onloads a stage; its results in the store are offloaded with it.
 
-        Consumers take data from anywhere, as it comes from other workers on the CPU too.
+        Consumers accept data on any device, since results of other workers arrive on the CPU.
         """
         self._timed(name, method, step_context)
         if method == "offload" and devices.is_accelerator(self.spec.device):
@@ -362,32 +363,32 @@ class WorkerHost:
 
     # --------------------------------------------------------------------------------------------------- kinds of calls
     def _plain(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
-        given: object = inputs
+        argument: object = inputs
         if call.method == "open" and not call.payloads_per_block:
-            given = call.blocks
+            argument = call.blocks
         elif call.method in ("step", "close"):
-            given = {block: parts[0] if parts else None for block, parts in inputs.items()}
-        output = self._timed(call.stage, call.method, call.step_context, given)
+            argument = {block: parts[0] if parts else None for block, parts in inputs.items()}
+        output = self._timed(call.stage, call.method, call.step_context, argument)
         if isinstance(output, Output):
             return [output.blocks[block] for block in call.blocks], output.report
         return [output[block] for block in call.blocks], None
 
     def _whole(self, call: Call, payloads: list[object]) -> tuple[list[object], object]:
-        """Runs a call that is no block's."""
+        """Runs a call without blocks."""
         stage, method, step_context = call.stage, call.method, call.step_context
         if method == "enter":
             return [], None
-        if method == "export_snapshot":  # the report is whether there is one
+        if method == "export_snapshot":  # the report is whether the stage has a state
             state = self._timed(stage, method, step_context) if hasattr(self.stages[stage], method) else None
             return [state], state is not None
-        given = [*([] if call.argument is None else [call.argument]), *payloads]
+        arguments = [*([] if call.argument is None else [call.argument]), *payloads]
         if method == "import_snapshot":
-            return [], self._timed(stage, method, step_context, given)
-        answer = self._timed(stage, method, step_context, *given)
+            return [], self._timed(stage, method, step_context, arguments)
+        answer = self._timed(stage, method, step_context, *arguments)
         return ([answer], None) if call.publishes else ([], answer)
 
     def _loop(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
-        """Runs the whole loop in this process: the same calls, in the same order, as a driver would make."""
+        """Runs the whole loop in this process, with the calls that a driver would make, in the same order."""
         assert call.partner is not None
         opener, answerer, at = call.stage, call.partner, call.step_context
         messages = self._timed(opener, "open", at, inputs if call.payloads_per_block else call.blocks)
@@ -397,18 +398,18 @@ class WorkerHost:
             messages = self._timed(opener, "step", step_context, answers)
             if all(message is None for message in messages.values()):
                 break
-        theirs = self._timed(answerer, "close", at, messages)
-        ours = self._timed(opener, "close", at, dict.fromkeys(call.blocks))
-        return [output.blocks[block] for output in (ours, theirs) for block in call.blocks], ours.report
+        of_answerer = self._timed(answerer, "close", at, messages)
+        of_opener = self._timed(opener, "close", at, dict.fromkeys(call.blocks))
+        return [output.blocks[block] for output in (of_opener, of_answerer) for block in call.blocks], of_opener.report
 
     def _relay(self, call: Call, opened: Sequence[object], peers: relay.Peers) -> list[object]:
-        """Runs a loop's chunk-steps with openers in other workers; returns what they show last."""
+        """Runs a loop's chunk-steps with openers in other workers; returns their last messages."""
 
         def answer(step_context: StepContext, messages: dict[int, object]) -> Mapping[int, object]:
             step = replace(call, method="step", step_context=step_context, blocks=tuple(messages))
             with self.state.calling(str(step)):
-                found = self._timed(call.stage, "step", step_context, messages)
-            return found.blocks if isinstance(found, Output) else found
+                output = self._timed(call.stage, "step", step_context, messages)
+            return output.blocks if isinstance(output, Output) else output
 
         last, receipts = relay.run(call, opened, peers, answer)
         self._spans.extend(span for receipt in receipts if isinstance(receipt, Receipt) for span in receipt.spans)
@@ -425,19 +426,19 @@ class WorkerHost:
 
     # -------------------------------------------------------------------------------------------------- what stays here
     def _keep(self, call: Call, index: int, value: object) -> LocalRef:
-        at, maker = call.step_context, call.makers[index // len(call.blocks)]
-        key = (at.iteration, maker, call.method, at.round, at.chunk_step, call.blocks, index)
-        self._store[key] = value  # in place of what an attempt that was given up has made
+        at, stage = call.step_context, call.makers[index // len(call.blocks)]
+        key = (at.iteration, stage, call.method, at.round, at.chunk_step, call.blocks, index)
+        self._store[key] = value  # replaces the value of an abandoned attempt
         return LocalRef(self.spec.worker, key)
 
     def _failure(self, where: str, error: Exception) -> WorkerError:
-        own = (self.spec.worker,)
+        workers = (self.spec.worker,)
         failed = f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
         users = raised_by_user(error)
         if users is not None:
-            return PlugInError(f"{failed}{users}\nFix it there, then give the same command again", own)
+            return PlugInError(f"{failed}{users}\nFix it there, then give the same command again", workers)
         if isinstance(error, SimulatorError):
-            return SimulatorCallError(f"{failed}{error}", own)
+            return SimulatorCallError(f"{failed}{error}", workers)
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         path = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
         if devices.is_out_of_memory(error):
@@ -445,12 +446,12 @@ class WorkerHost:
                 f"worker {self.spec.worker} ({self.spec.device}) has no room for {where}: {error} (at {path}). "
                 f"Its stages are {', '.join(self.stages)}: make them exclusive (in a plan, or by plan=auto), give them "
                 "more devices, or make blocks, microbatches or the model smaller",
-                own,
+                workers,
             )
-        return WorkerError(f"{failed}{type(error).__name__}: {error} (at {path})", own)
+        return WorkerError(f"{failed}{type(error).__name__}: {error} (at {path})", workers)
 
 
 def solo_context(blocks: Sequence[int], device: str = "cpu", worker: int = 0) -> StageContext:
-    """Returns the context of a stage that has all blocks to itself."""
-    every = tuple(blocks)
-    return StageContext(worker, device, every, (every,), len(every), (0,) * len(every))
+    """Returns the context of a stage with a single worker, which owns all blocks."""
+    all_blocks = tuple(blocks)
+    return StageContext(worker, device, all_blocks, (all_blocks,), len(all_blocks), (0,) * len(all_blocks))

@@ -1,11 +1,11 @@
-"""Ray's processes: started or joined, its nodes and what they have, and where the workers of a plan run.
+"""Starts or joins Ray, examines its nodes, and places the workers of a plan.
 
-    driver ----ray.nodes()----> ids, addresses, what each was given to Ray with
+    driver ----ray.nodes()----> ids, addresses, resources with which each node joined Ray
        ----a task per node----> GPUs, cores, memory, versions (NodeFacts)
-       ----an actor per device> on the device's node, which holds a core or a GPU of it with Ray
+       ----an actor per device> on the device's node, where it reserves a core or a GPU in Ray
 
-On a cluster of this machine alone nothing is held: the plan knows what there is, and Ray would only hold back workers
-beyond its count of cores.
+On a single machine nothing is reserved: the plan knows the devices, and Ray would only refuse workers beyond its number
+of cores.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _LOG = logging.getLogger(__name__)
 _START_ATTEMPTS, _SLOW_START = 3, "timed out during startup"
 _NO_MEMORY = "available for tasks and actors"  # in the error of a Ray that has too little memory
 _KNOCK_S = 5.0
-# of Ray, which has no option to leave them out: half of the time of its start; another Ray may lack the names
+# methods of Ray that take half of its start time; it has no option to skip them, and other versions may lack the names
 _UNUSED = ("start_api_server", "start_log_monitor", "start_monitor")
-_BEGUN: list[Future[None]] = []  # a start of Ray that nobody has waited for
+_BEGUN: list[Future[None]] = []  # a start of Ray that was not waited for yet
 _PACKAGES = ("rlinf_embodied", "envs", "policies")
-_FACTS: dict[str, NodeFacts] = {}  # by node id: a node is asked once
-_DRIVER = {  # what Ray reads when it starts or is joined
+_FACTS: dict[str, NodeFacts] = {}  # by node id: each node is examined once
+_DRIVER = {  # environment variables that Ray reads when it starts or is joined
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",  # Ray's default, 15, yields every core to whatever else runs
     "RAY_prestart_worker_first_driver": "0",  # no actor with separate variables can use them
@@ -66,16 +66,16 @@ def _init(**options: object) -> None:
 
 
 def _in_thread(start: Callable[[], None]) -> Future[None]:
-    """Runs what starts Ray in a thread, where Ray leaves the handler of SIGTERM alone.
+    """Runs the start of Ray in a thread, where Ray does not replace the handler of SIGTERM.
 
-    The thread stays: the kernel ends Ray's processes with the thread that started them.
+    The thread stays alive: the kernel ends Ray's processes with the thread that started them.
     """
     done: Future[None] = Future()
 
     def run() -> None:
         try:
             start()
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             done.set_exception(error)
         else:
             done.set_result(None)
@@ -86,17 +86,18 @@ def _in_thread(start: Callable[[], None]) -> Future[None]:
 
 
 def begin_ray(object_store_bytes: int | None = None, modules: Sequence[str] | None = None) -> None:
-    """Has Ray start while this process imports what takes as long; `start_ray` waits for it.
+    """Starts Ray in the background, while this process imports slow modules; `start_ray` waits for it.
 
     Args:
-        object_store_bytes: of Ray's store; None: by this machine's memory.
-        modules: what workers with torch will import beside it, which is done once for all of them; None: each does it.
+        object_store_bytes: size of Ray's store; None: a share of this machine's memory.
+        modules: modules that workers import in addition to torch, imported once for all of them by the fork server;
+            None: each worker imports them itself.
     """
     if not ray.is_initialized() and not _BEGUN:
         if modules is not None and not os.environ.get("RAY_ADDRESS"):
             fork_server.start(modules, worker_variables(1))
         _BEGUN.append(_in_thread(lambda: _start(object_store_bytes)))
-        atexit.register(lambda: wait(_BEGUN))  # Ray can be ended only when it is up
+        atexit.register(lambda: wait(_BEGUN))  # Ray can be ended only once it has started
 
 
 def start_ray(object_store_bytes: int | None = None, modules: Sequence[str] | None = None) -> None:
@@ -106,7 +107,7 @@ def start_ray(object_store_bytes: int | None = None, modules: Sequence[str] | No
 
 
 def is_up() -> bool:
-    """Returns whether somebody else has connected this process to Ray."""
+    """Returns whether other code has connected this process to Ray."""
     return ray.is_initialized() and not _BEGUN
 
 
@@ -120,8 +121,8 @@ def _start(object_store_bytes: int | None) -> None:
                 patch.object(ray_constants, "SETUP_WORKER_FILENAME", fork_server.__file__),  # an absolute path
             ):
                 return _init(
-                    address="local",  # never one that somebody started here, or that a killed run left a note of
-                    num_cpus=max(num_cores(), 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
+                    address="local",  # never a Ray that is running here, or whose address a killed run left behind
+                    num_cpus=max(num_cores(), 8),  # only a count for Ray: workers are placed by the plan
                     include_dashboard=False,
                     object_store_memory=object_store_bytes or store_bytes(),
                     configure_logging=True,
@@ -134,14 +135,14 @@ def _start(object_store_bytes: int | None) -> None:
                 raise ConfigError(f"Ray cannot start with {free:.1f} GB of free memory: {action}") from error
             if _SLOW_START not in str(error) or attempt + 1 == _START_ATTEMPTS:
                 raise
-            _LOG.warning("Ray did not start within its 30 s, as it happens on busy machines: trying again")
+            _LOG.warning("Ray did not start within its limit of 30 s, as happens on busy machines: trying again")
 
 
 def join(address: str) -> None:
     """Connects this process to a running Ray cluster, unless it is connected already.
 
     Raises:
-        ConfigError: nothing answers there, or this machine is no node of it.
+        ConfigError: nothing answers at the address, or this machine is not a node of the cluster.
     """
     if ray.is_initialized():
         return
@@ -177,18 +178,18 @@ def worker_variables(threads: int, device: str = "cpu") -> dict[str, str]:
 
 
 def task_variables(threads: int = 1) -> dict[str, str]:
-    """Returns the environment of a process that does without torch: it looks at a node, reads and writes files."""
+    """Returns the environment of a process without torch, which examines a node or reads and writes files."""
     return _variables(threads) | {fork_server.VARIABLE: ""}
 
 
 def _variables(threads: int) -> dict[str, str]:
-    """Returns variables of all processes: one intra-op thread per worker, and imports from where the driver has them.
+    """Returns variables of all processes: the number of intra-op threads, and the driver's import paths.
 
-    The same job ran 6-22 times slower when every process took every core.
+    The same job ran 6-22 times slower when every process used as many threads as there are cores.
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
-    own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
-    return {name: str(threads) for name in names} | {"PYTHONPATH": os.pathsep.join(own)}
+    paths = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
+    return {name: str(threads) for name in names} | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 # --------------------------------------------------------------------------------------------------------------- nodes
@@ -206,7 +207,7 @@ def ray_nodes(address: str, timeout_s: float) -> list[RayNode]:
     """Returns the living nodes of a cluster, this process joined to it.
 
     Raises:
-        ConfigError: there is no such cluster, a node does not answer, or runs something else than the driver.
+        ConfigError: there is no such cluster, a node does not answer, or its versions differ from the driver's.
     """
     join(address)
     alive = [node for node in ray.nodes() if _is_up(node)]
@@ -227,7 +228,7 @@ def ray_nodes(address: str, timeout_s: float) -> list[RayNode]:
 
 
 def _is_up(node: Mapping[str, Any]) -> bool:
-    """Returns whether a node, one of ray.nodes(), is there: Ray learns of a node's end up to half a minute late."""
+    """Returns whether a node of ray.nodes() is reachable; Ray notices a lost node up to half a minute late."""
     if not node["Alive"]:
         return False
     try:
@@ -246,7 +247,7 @@ def lost_nodes(node_ids: Collection[str]) -> dict[str, str]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Returns what has to be alike on all nodes: the libraries, and this package by its source."""
+    """Returns the versions that must be equal on all nodes: of libraries, and of this package by its source."""
     digest = hashlib.sha256()
     root = Path(__file__).resolve().parents[2]
     for path in sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py")):
@@ -255,18 +256,18 @@ def versions() -> dict[str, str]:
 
 
 def examine() -> NodeFacts:
-    """Returns what this node has."""
+    """Returns the hardware and the versions of this node."""
     return NodeFacts(gpus=tuple(gpus()), num_cores=num_cores(), memory_bytes=host_memory_bytes(), versions=versions())
 
 
 def _ask(nodes: list[dict], timeout_s: float) -> None:
-    """Has nodes examine themselves, all at the same time."""
-    # Ray hides the GPUs of a node from tasks that ask for none, which this one is to see
+    """Examines nodes, all at the same time."""
+    # Ray hides a node's GPUs from tasks that request none, but this task has to list them
     variables = {**task_variables(), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     shared = {"num_cpus": 0, "max_retries": 0, "runtime_env": {"env_vars": variables}}
     task = ray.remote(examine)
-    asked = [task.options(**shared, scheduling_strategy=on_node(node["NodeID"])).remote() for node in nodes]
-    for node, ref in zip(nodes, asked, strict=True):
+    refs = [task.options(**shared, scheduling_strategy=on_node(node["NodeID"])).remote() for node in nodes]
+    for node, ref in zip(nodes, refs, strict=True):
         place = node["NodeManagerAddress"]
         try:
             _FACTS[node["NodeID"]] = cast(NodeFacts, ray.get(ref, timeout=timeout_s))
@@ -284,7 +285,7 @@ def _ask(nodes: list[dict], timeout_s: float) -> None:
 
 
 def place(spec: WorkerSpec) -> dict[str, object]:
-    """Returns how Ray is asked for a worker's process: on the node of its device, which it holds there."""
+    """Returns Ray's options for a worker's process: its node, and the core or GPU that it reserves there."""
     on_gpu = kind_of(spec.device) in RAY_GPUS
-    held = {"num_cpus": int(not on_gpu and spec.node is not None), "num_gpus": int(on_gpu)}
-    return {**held, "scheduling_strategy": on_node(spec.node or here())}
+    resources = {"num_cpus": int(not on_gpu and spec.node is not None), "num_gpus": int(on_gpu)}
+    return {**resources, "scheduling_strategy": on_node(spec.node or here())}

@@ -1,11 +1,11 @@
-"""Ray as the engine: workers are actors, data and weights lie in its store.
+"""A session on Ray: workers are actors, data and weights are in its object store.
 
     driver ----submit----> actor per device (WorkerHost) --refs--> actor ...
        <----fetch-----
 
-An actor runs its calls in the order of submission; a call whose arguments are late holds up the ones behind it, so the
-driver's topological order of submission *is* the pipeline.  Nothing restarts by itself (`max_restarts=0`): a restarted
-actor would be empty and still take later calls.
+An actor runs its calls in the order of submission; a call whose arguments are late delays the ones after it, so the
+driver's topological order of submission *is* the pipeline.  Ray restarts no actor (`max_restarts=0`): a restarted one
+would have no stages and still accept later calls.
 
 ray_worker.py is the actor's side; health.py watches the workers while the driver waits for them.
 """
@@ -40,10 +40,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Keeper:
-    """A Ray actor that holds copies of values in its node's store, which may drop those that nobody holds."""
+    """A Ray actor that holds copies of values in its node's store, which may drop values without a reference."""
 
     def keep(self, refs: list[ray.ObjectRef]) -> None:
-        """Holds these values, and no others any more."""
+        """Holds these values, and drops the ones before."""
         self._kept = ray.get(refs)
 
 
@@ -60,8 +60,8 @@ class RaySession:
         self._methods: dict[tuple[int, str, int], Callable[..., Any]] = {}  # by worker and number of results
         self._actors: dict[int, ActorHandle] = {}
         self._specs: dict[int, WorkerSpec] = {}
-        self._starts: dict[Ref, int] = {}  # of workers that start
-        self._groups = 0  # that were made so far
+        self._starts: dict[Ref, int] = {}  # receipt -> worker, of workers that are starting
+        self._groups = 0  # number of groups so far, for unique names
         self._owns_ray = not is_up()
         self._keepers: dict[str, ActorHandle] = {}  # by node
         self._nodes: dict[int, str] = {}  # of workers that have one, see WorkerSpec
@@ -84,13 +84,13 @@ class RaySession:
 
     def _require_started(self) -> None:
         started = of_type(self._health.get(list(self._starts), "the start of workers"), tuple)
-        starts, self._starts = self._starts, {}  # kept where one of them fails: the others are still to be known
-        for worker, found in zip(starts.values(), started, strict=True):
+        starts, self._starts = self._starts, {}  # not before `get` succeeds: after a failure the others are read again
+        for worker, process in zip(starts.values(), started, strict=True):
             of = self._health.workers[worker]
-            of.pid, of.node = found
+            of.pid, of.node = process
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
-        """Builds a stage in its workers; members of a collective one meet by messages, or at a port of torch's."""
+        """Builds a stage in its workers; a collective one's communicate by Ray messages, or by torch's collectives."""
         self._require_started()
         members, rendezvous = None, None
         if spec.collective and len(contexts) > 1:
@@ -98,7 +98,7 @@ class RaySession:
             actors = tuple(self._actors[context.worker] for context in contexts)
             members = Members(f"{spec.name} {self._groups}", actors, self.attempt)
             if contexts[0].device != EMULATED:
-                rendezvous = actors[0].listen.remote()  # goes to the members unread
+                rendezvous = actors[0].listen.remote()  # passed to the members as a reference
         refs = []
         for context in contexts:
             refs.append(self._actors[context.worker].add_stage.remote(spec, context, members, rendezvous))
@@ -112,22 +112,22 @@ class RaySession:
         for worker in lost:
             self._end(worker)
         for worker in self._health.abandon(self.attempt):
-            _LOG.warning("worker %d does not hear that its calls are given up: it is restarted, too", worker)
+            _LOG.warning("worker %d does not abandon its calls in time: it is restarted as well", worker)
             lost.add(worker)
             self._end(worker)
         gone_nodes = lost_nodes(set(self._nodes.values()))
         if gone_nodes:
-            there = tuple(worker for worker, node in self._nodes.items() if node in gone_nodes)
+            gone = tuple(worker for worker, node in self._nodes.items() if node in gone_nodes)
             self._end_all()
             self._starts.clear()
-            raise LostNodeError(f"the nodes {', '.join(gone_nodes.values())} are gone, with workers {there}", there)
+            raise LostNodeError(f"the nodes {', '.join(gone_nodes.values())} are gone, with workers {gone}", gone)
         self._starts = {ref: worker for ref, worker in self._starts.items() if worker not in lost}
         for ref, worker in self._starts.items():
             self._health.note(ref, worker, "start")
         self.start([self._specs[worker] for worker in sorted(lost)])
 
     def _end(self, worker: int) -> None:
-        """Ends a worker, by the kernel where it is on this node: Ray waits for one that is stopped or hangs."""
+        """Ends a worker, by SIGKILL if it is on this node, since Ray would wait for one that is stopped or hangs."""
         of = self._health.workers.pop(worker)
         if of.pid and of.node == socket.gethostname():
             with suppress(ProcessLookupError):
@@ -149,25 +149,25 @@ class RaySession:
 
     # ----------------------------------------------------------------------------------------------------------- calls
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """Submits calls; collective ones need only be submitted in one go, since each actor takes calls in order."""
+        """Submits calls; collective ones need no special treatment, since each actor runs calls in order."""
         answers = []
-        stored: dict[int, Ref] = {}  # one object in the store, however many workers get it
+        stored: dict[int, Ref] = {}  # one object in the store for all workers that get the argument
         for worker, call, payloads in calls:
             if call.argument is not None and id(call.argument) not in stored:
                 stored[id(call.argument)] = ray.put(tensor_wire.pack(call.argument))
-            sent, made = to_wire(call, self.attempt), call.num_results + 1
-            if call.relay:  # the references are handed on, so that it begins when the first of them is there
+            wire, num_returns = to_wire(call, self.attempt), call.num_results + 1
+            if call.relay:  # payloads in a list are passed as references, so it does not wait for all of them
                 peers = {opener: self._actors[opener] for shard in call.relay for opener in shard}
-                refs = self._method(worker, "relay", made)(sent, peers, list(payloads))
+                refs = self._method(worker, "relay", num_returns)(wire, peers, list(payloads))
             else:
-                refs = self._method(worker, "invoke", made)(sent, stored.get(id(call.argument)), *payloads)
-            refs = refs if made > 1 else [refs]
+                refs = self._method(worker, "invoke", num_returns)(wire, stored.get(id(call.argument)), *payloads)
+            refs = refs if num_returns > 1 else [refs]
             self._health.note(refs[-1], worker, str(call), payloads, refs[:-1])
             answers.append(refs)
         return answers
 
     def _method(self, worker: int, name: str, num_returns: int) -> Callable[..., Any]:
-        """Returns what submits a worker's method; Ray creates such an object at each attribute access."""
+        """Returns the function that submits a worker's method, cached: Ray creates one at each attribute access."""
         key = (worker, name, num_returns)
         if key not in self._methods:
             self._methods[key] = getattr(self._actors[worker], name).options(num_returns=num_returns).remote
@@ -177,29 +177,29 @@ class RaySession:
         return [unpack_result(value) for value in self._health.get(refs, waiting)]
 
     def secure(self, refs: Sequence[Ref]) -> None:
-        """Waits until values lie in the stores of their nodes; where there are several, copies them to another one."""
+        """Waits until values are in the stores of their nodes, and copies each to another node if there are several."""
         self._health.wait(refs, "a snapshot", local=False)
         nodes = sorted({*self._nodes.values(), here()}) if self._nodes else []
         if len(nodes) < 2:
             return
         chosen: dict[str, list[ray.ObjectRef]] = {node: [] for node in nodes}
-        made = get_object_locations(cast("list[ray.ObjectRef]", list(dict.fromkeys(refs))))
-        for number, (ref, value) in enumerate(made.items()):
+        locations = get_object_locations(cast("list[ray.ObjectRef]", list(dict.fromkeys(refs))))
+        for number, (ref, value) in enumerate(locations.items()):
             others = [node for node in nodes if node not in value["node_ids"]]
             if value["node_ids"] and others:  # Ray keeps small values with their owner, the driver
                 chosen[others[number % len(others)]].append(ref)
-        held = [self._keeper(node).keep.remote(mine) for node, mine in chosen.items()]
+        receipts = [self._keeper(node).keep.remote(copies) for node, copies in chosen.items()]
         try:
-            ray.get(held)
+            ray.get(receipts)
         except RayError as error:
-            self._keepers.clear()  # new ones are started when they are needed
+            self._keepers.clear()  # new ones are started when needed
             raise LostWorkerError(f"a node that keeps copies of snapshots is lost ({first_line(error)})") from error
 
     def _keeper(self, node: str) -> ActorHandle:
         if node not in self._keepers:
-            there, variables = on_node(node), {"env_vars": task_variables()}
-            made = ray.remote(_Keeper).options(num_cpus=0, scheduling_strategy=there, runtime_env=variables)
-            self._keepers[node] = cast(ActorHandle, made.remote())
+            strategy, variables = on_node(node), {"env_vars": task_variables()}
+            keeper = ray.remote(_Keeper).options(num_cpus=0, scheduling_strategy=strategy, runtime_env=variables)
+            self._keepers[node] = cast(ActorHandle, keeper.remote())
         return self._keepers[node]
 
     # ------------------------------------------------------------------------------------------------------------- end

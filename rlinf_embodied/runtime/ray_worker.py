@@ -1,6 +1,6 @@
-"""A worker as a Ray actor: a process that hosts stages, meets others in groups, and calls them in relays.
+"""The Ray actor of a worker: a process that hosts stages, joins groups of workers, and calls others in relays.
 
-Its calls run in order in one thread; health checks and what others deliver are answered by another one meanwhile.
+Its calls run in order in one thread; another thread answers health checks and receives messages meanwhile.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from rlinf_embodied.runtime.worker_state import Status, WorkerState
 from rlinf_embodied.workflow.graph import StageSpec
 
 RENDEZVOUS = "rendezvous"
-_TICK_S = 1.0  # between two looks whether an answer is still wanted
+_TICK_S = 1.0  # between two checks whether the attempt was abandoned
 Wire = dict[str, Any]  # a call as plain values, for msgpack, where a dataclass would need a pickler
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Where the members of a new group meet."""
+    """The members of a new group."""
 
-    name: str  # that no other group has
+    name: str  # unique
     actors: tuple[ActorHandle, ...]  # by rank
     attempt: int
 
 
 def launch(spec: WorkerSpec) -> ActorHandle:
-    """Starts a worker, and returns before it is there; its first call must be `start`."""
+    """Starts a worker without waiting for its process; its first call must be `start`."""
     remote = cast(Any, ray.remote)(concurrency_groups={GROUP: 1})(_Worker).options(
         **place(spec),
         max_restarts=0,
@@ -65,7 +65,7 @@ class _Worker:
 
     # --------------------------------------------------------------------------------------------- calls, in one thread
     def start(self, spec: WorkerSpec, folder: str) -> tuple[int, str]:
-        """Makes the host in the thread of the calls: the current device is a thread's; returns process and machine."""
+        """Creates the host in the thread of the calls, since devices are set per thread; returns pid and hostname."""
         try:
             os.chdir(folder)  # a relative path means the same as in the driver
         except OSError as error:
@@ -134,10 +134,10 @@ class _Worker:
 
     @ray.method(concurrency_group=GROUP)
     def abandon(self, attempt: int) -> None:
-        """Ends this worker's part in calls of older attempts.
+        """Abandons calls of older attempts, and closes this worker's groups.
 
         Raises:
-            PeerError: it waits for a member that may never come, which nothing ends.
+            PeerError: it waits in a rendezvous, which cannot be interrupted.
         """
         self._state.abandon(attempt)
         if any(of.waits_in == RENDEZVOUS for of in self._state.status().groups.values()):
@@ -151,7 +151,7 @@ class _Worker:
 
 
 class RayPeers:
-    """What a worker calls others by, see relay.Peers; their handles come with the call that needs them."""
+    """Calls other workers by their actor handles, which come with the relaying call; see relay.Peers."""
 
     def __init__(self, actors: Mapping[int, ActorHandle], attempt: int, state: WorkerState) -> None:
         self._actors, self._attempt, self._state = actors, attempt, state
@@ -165,12 +165,12 @@ class RayPeers:
         return list(self._methods[key](to_wire(call, self._attempt), None, *packed))
 
     def take(self, refs: Sequence[Ref], workers: Sequence[int]) -> list[object]:
-        given = cast("list[ray.ObjectRef]", list(refs))
+        pending = cast("list[ray.ObjectRef]", list(refs))
         with self._state.awaiting(workers):
-            while given and ray.wait(given, num_returns=len(given), timeout=_TICK_S)[1]:
+            while pending and ray.wait(pending, num_returns=len(pending), timeout=_TICK_S)[1]:
                 self._state.require_current(self._attempt)
             try:
-                values = ray.get(given)
+                values = ray.get(pending)
             except RayError as error:
                 raise translated(error, workers[0], "a step of its loop", self._actors) from None
         return [value if isinstance(value, Receipt) else tensor_wire.unpack(value) for value in values]
@@ -178,33 +178,33 @@ class RayPeers:
 
 # ------------------------------------------------------------------------------------------------------------ the wire
 def to_wire(call: Call, attempt: int) -> Wire:
-    """Returns a call without its argument, bearing the token of an attempt."""
+    """Returns a call as plain values, with the token of an attempt and without its argument."""
     at, plain = replace(call.step_context, attempt=attempt), {f.name: getattr(call, f.name) for f in fields(call)}
     return plain | {
         "step_context": [getattr(at, f.name) for f in fields(at)],
         "blocks": list(call.blocks),
         "keep": list(call.keep),
         "argument": None,
-        "relay": [[[worker, list(own)] for worker, own in shard.items()] for shard in call.relay],
+        "relay": [[[worker, list(blocks)] for worker, blocks in shard.items()] for shard in call.relay],
     }
 
 
 def from_wire(wire: Wire, argument: object = None) -> Call:
     """Returns the call of `to_wire`, with its argument."""
     at, blocks, keep = StepContext(*wire["step_context"]), tuple(wire["blocks"]), frozenset(wire["keep"])
-    shards = tuple({worker: tuple(own) for worker, own in shard} for shard in wire["relay"])
+    shards = tuple({worker: tuple(owned) for worker, owned in shard} for shard in wire["relay"])
     return Call(**wire | {"step_context": at, "blocks": blocks, "keep": keep, "argument": argument, "relay": shards})
 
 
 def pack_result(result: object) -> object:
-    """Returns what a worker sends; of a receipt only the report may hold tensors (weights), its spans are many."""
+    """Returns a result in the form that is sent; of a receipt only the report is packed: spans have no tensors."""
     if isinstance(result, Receipt):
         return replace(result, report=tensor_wire.pack(result.report))
     return result if isinstance(result, LocalRef) else tensor_wire.pack(result)
 
 
 def unpack_result(value: object) -> object:
-    """Returns what `pack_result` was given."""
+    """Returns the result from which `pack_result` made a value."""
     if isinstance(value, Receipt):
         return replace(value, report=tensor_wire.unpack(value.report))
     return tensor_wire.unpack(value)

@@ -1,7 +1,7 @@
-"""A session runs workers: one protocol for one process (here) and for Ray (ray_session.py), whose workers may sleep.
+"""Sessions run workers: the protocol, and its implementation in one process; ray_session.py implements it on Ray.
 
-The driver submits calls and gets references; references are handed to other calls as payloads, and fetched where the
-driver itself needs a value.  A worker runs its calls in the order of submission.
+The driver submits calls and gets references.  It passes references to other calls as payloads, and fetches those whose
+values it needs itself.  A worker runs its calls in the order of submission.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _Kind = TypeVar("_Kind")
 
 
 def of_type(values: Iterable[object], kind: type[_Kind]) -> list[_Kind]:
-    """Returns values that came from workers, all of which are of this type."""
-    found = list(values)
-    for value in found:
+    """Returns values from workers as a list, after checking that all of them are of this type."""
+    checked = list(values)
+    for value in checked:
         assert isinstance(value, kind), f"a worker returned a {type(value).__name__}, not a {kind.__name__}"
-    return cast("list[_Kind]", found)
+    return cast("list[_Kind]", checked)
 
 
 class Session(Protocol):
@@ -36,20 +36,21 @@ class Session(Protocol):
 
     @property
     def relays(self) -> bool:
-        """Whether its workers may call each other (runtime/relay.py): payloads of a relay are handed on unread.
+        """Whether its workers may call each other (runtime/relay.py); a relay gets its payloads as references.
 
-        Calls of several callers reach a worker in any order; those that wait for payloads do not hold up another's.
+        Calls of several callers reach a worker in any order, and those that wait for payloads do not delay another
+        caller's.
         """
         ...
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
-        """Starts these workers where they do not run yet."""
+        """Starts those of these workers that do not run yet."""
         ...
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """Builds a stage in each of its workers (in the order of its group's ranks) and returns their facts.
 
-        The host fills in the context's group and what its stages share.
+        The host sets the context's group and shared objects.
         """
         ...
 
@@ -64,29 +65,29 @@ class Session(Protocol):
         """Waits for values.
 
         Raises:
-            LostWorkerError: a worker's process is gone; names it and what it did.
-            HangError: a worker makes no progress; says who waits for whom.
-            RlinfError: what a worker raised: the one that failed, not one that waited for it.
+            LostWorkerError: a worker's process is gone; the message names it and its call.
+            HangError: a worker makes no progress; the message names it and the workers that wait for it.
+            RlinfError: the error of the worker that failed, not of one that waited for it.
         """
         ...
 
     def secure(self, refs: Sequence[Ref]) -> None:
-        """Sees to it that these values outlive the workers that made them; raises as `fetch`."""
+        """Ensures that these values outlive the workers that produced them; raises as `fetch`."""
         ...
 
     def replace(self, workers: Sequence[int]) -> None:
-        """Begins a new attempt after an error: these workers are restarted and have no stages.
+        """Begins a new attempt after an error: these workers are restarted, without stages.
 
-        Calls under way in the others are given up, and their collectives are closed; a worker that cannot let go in
-        time is restarted as well.
+        Running calls of the other workers are abandoned, and their collectives are closed; a worker that does not
+        abandon its calls in time is restarted as well.
 
         Raises:
-            LostNodeError: a node is gone; the session has no workers any more, and can start others.
+            LostNodeError: a node is gone; the session then has no workers, and can start new ones.
         """
         ...
 
     def clear(self) -> None:
-        """Forgets every stage of every worker; the workers stay."""
+        """Drops all stages of all workers; the workers stay."""
         ...
 
     def close(self) -> None: ...
@@ -147,14 +148,14 @@ class SerialSession:
         return results
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
-        """Everything has run already."""
+        """Returns the values: all calls have run already."""
         return list(refs)
 
     def secure(self, refs: Sequence[Ref]) -> None:
-        """Values outlive a worker already."""
+        """Does nothing: values are in this process."""
 
     def replace(self, workers: Sequence[int]) -> None:
-        """A thread that hangs is left to itself."""
+        """Begins a new attempt; a thread that hangs is not ended."""
         self.attempt += 1
         for worker, host in self._hosts.items():
             host.state.abandon(self.attempt)
@@ -174,8 +175,8 @@ class SerialSession:
         self._hosts.clear()
 
 
-# ------------------------------------------------------------------------------------------------------- a run's own
-# ray takes half a second to import: only where it is used
+# ------------------------------------------------------------------------------------------------------- of a run
+# ray takes half a second to import, so it is imported only if it is used
 def make_session(config: ClusterConfig) -> Session:
     """Returns the session that `cluster.session` names."""
     if config.session == "serial":
@@ -189,11 +190,11 @@ def make_session(config: ClusterConfig) -> Session:
 
 
 def find_cluster(config: ClusterConfig) -> Cluster:
-    """Returns the cluster that a run gets: this machine, or the nodes of the Ray cluster that it is part of.
+    """Returns the cluster of a run: this machine, or the nodes of the Ray cluster at `cluster.address`.
 
     Raises:
-        ConfigError: an emulated cluster was asked for, more devices than there are, or a Ray cluster that is not there
-            or whose nodes differ.
+        ConfigError: the config requests an emulated cluster, more devices than available, or a Ray cluster that does
+            not exist or whose nodes differ.
     """
     if config.address is None:
         return cluster_at_hand(config)
@@ -203,7 +204,7 @@ def find_cluster(config: ClusterConfig) -> Cluster:
 
 
 def find_remaining(config: ClusterConfig) -> Cluster:
-    """Returns what is left of a cluster after a node was lost: no more devices than the run was given."""
+    """Returns the remaining cluster after a node was lost, with no more devices than the run was given."""
     left = find_cluster(replace(config, num_devices=None))
     asked = config.num_devices
     return find_cluster(config) if asked is not None and asked < left.num_computing else left

@@ -1,10 +1,10 @@
 """Ctrl-C and SIGTERM: requests to stop, each with its own exit code (128 + number: 130, 143).
 
-    ends_at_once     the first one raises Stopped where the process is: a checkpoint could hold nothing more
-    ends_when_asked  the first one is noted, and what is under way is finished; the second one raises Stopped
-    in both          another one while workers are ended and files closed leaves that undone
+    ends_at_once     the first signal raises Stopped immediately: a checkpoint would hold nothing more
+    ends_when_asked  the first signal is recorded, and the running iteration is finished; the second one raises Stopped
+    in both          another signal during the clean-up of workers and files ends the process at once
 
-What is ignored when the process starts stays ignored: shells without job control mean it.
+Signals that are ignored when the process starts stay ignored, as shells without job control intend.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMES = {signal.SIGINT: "interrupt", signal.SIGTERM: "SIGTERM"}
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked for an end at once."""
+    """A signal requested to stop at once."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -29,17 +29,17 @@ class Stopped(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """The exit code by which shells and schedulers know the signal."""
+        """The exit code by which shells and schedulers recognise the signal."""
         return 128 + self.number
 
     def __str__(self) -> str:
-        """Returns the end of a sentence."""
+        """Returns the predicate of a sentence about the run, such as "interrupted"."""
         return "interrupted" if self.number == signal.SIGINT else f"stopped by {signal.Signals(self.number).name}"
 
 
 @dataclass(slots=True)
 class StopRequest:
-    """Whether somebody asked to stop, and how."""
+    """Whether a stop was requested, and by which signal."""
 
     number: int | None = None  # of the first signal
 
@@ -54,7 +54,7 @@ class StopRequest:
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Within it a signal raises Stopped in the main thread, so that workers are ended and files closed."""
+    """Makes a signal within the block raise Stopped in the main thread, so that workers are ended and files closed."""
     raised = False
 
     def handle(number: int, frame: object) -> None:
@@ -70,7 +70,7 @@ def ends_at_once() -> Iterator[None]:
 
 @contextmanager
 def ends_when_asked() -> Iterator[StopRequest]:
-    """Within it the first signal is a request; the second one raises Stopped."""
+    """Makes the first signal within the block a request to stop, and the second one raise Stopped."""
     request = StopRequest()
 
     def handle(number: int, frame: object) -> None:
@@ -79,7 +79,7 @@ def ends_when_asked() -> Iterator[StopRequest]:
         request.number = number
         name = _NAMES[signal.Signals(number)]
         text = f"\n{name}: finishing this iteration, then writing a checkpoint (again: stop at once)\n"
-        with contextlib.suppress(OSError, ValueError):  # past the stream's buffer, which may be half written
+        with contextlib.suppress(OSError, ValueError):  # bypasses the stream's buffer, which may be half written
             os.write(sys.stdout.fileno(), text.encode())
 
     with _handling(handle):
@@ -89,11 +89,11 @@ def ends_when_asked() -> Iterator[StopRequest]:
 @contextmanager
 def _handling(handle: Callable[[int, object], None]) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _NAMES}
-    taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-    for number in taken:
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in handled:
         signal.signal(number, handle)
     try:
         yield
     finally:
-        for number in taken:
+        for number in handled:
             signal.signal(number, before[number])

@@ -1,12 +1,12 @@
-"""The codec of the wire: nested payloads keep their structure, tensors travel as numpy arrays.
+"""Encodes payloads between processes: nested payloads keep their structure, tensors are sent as numpy arrays.
 
-Ray pickles a torch CPU tensor at 0.24-0.35 GB/s and a numpy array at 4-7 GB/s (out of band, shared memory), so that is
-what crosses a process border.  A received array lies read-only in the shared store; it is copied once when unpacked,
-because an in-place write would otherwise end the process.
-A dataclass with `READ_ONLY = True` is not copied: who receives it only reads its tensors, which lie in the store.
-Arrays that a stage gives as numpy are not copied: they arrive as read-only views of the store, and a write raises.
+Ray pickles a torch CPU tensor at 0.24-0.35 GB/s and a numpy array at 4-7 GB/s (out of band, shared memory).  A received
+array is read-only memory of the shared store; it is copied once when unpacked, because an in-place write would
+otherwise end the process.
+A dataclass with `READ_ONLY = True` is not copied: its receivers only read its tensors, which stay in the store.
+Numpy arrays of a stage are not copied: they arrive as read-only views of the store, and a write raises.
 
-A process without torch has no tensors, and this module does not bring it: a worker that needs none stays small.
+This module does not import torch, so a worker without tensors stays small.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _unpack_leaf(value: object, copies: bool) -> object:
 
 
 def map_leaves(value: object, function: Callable[[object], object]) -> object:
-    """Returns `value` with `function` applied to whatever is no dict, list, tuple or dataclass."""
+    """Returns `value` with `function` applied to everything in it that is not a dict, list, tuple or dataclass."""
     if isinstance(value, _Packed):
         return function(value)
     if isinstance(value, dict):
@@ -66,7 +66,7 @@ def map_leaves(value: object, function: Callable[[object], object]) -> object:
         make = getattr(type(value), "_make", type(value))  # of a named tuple, which takes its fields one by one
         return make(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = object.__new__(type(value))  # not by its __init__, which may check types that the wire replaces
+        changed = object.__new__(type(value))  # without __init__, which may check the types of tensors
         for name in (f.name for f in dataclasses.fields(value)):
             object.__setattr__(changed, name, map_leaves(getattr(value, name), function))
         return changed
@@ -79,7 +79,7 @@ def pack(value: object) -> object:
 
 
 def unpack(value: object) -> object:
-    """Returns the payload that `pack` was given, tensors on the CPU; one that is READ_ONLY without copies."""
+    """Returns the payload that was packed, with tensors on the CPU; a READ_ONLY one is not copied."""
     copies = not getattr(type(value), "READ_ONLY", False)
     return map_leaves(value, lambda leaf: _unpack_leaf(leaf, copies))
 

@@ -1,4 +1,4 @@
-"""What a worker does: written by the thread that runs its calls, and read by the thread that answers health checks."""
+"""The state of a worker, written by the thread that runs its calls and read by the one that answers health checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_embodied.telemetry.progress import progress_reported_to
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """How far a worker is in the collectives of one stage."""
+    """A worker's progress in the collectives of one stage."""
 
     rank: int
     entered: int = 0  # operations that it has entered, counted from 1
@@ -28,16 +28,16 @@ class Status:
     """The answer to a health check: for example "env.loop (iteration 3, blocks 0-1)", in "env.step" for 0.2 s."""
 
     call: str = ""  # "": the worker is idle
-    step: str = ""  # the stage's method that runs
+    step: str = ""  # the running method of a stage
     step_s: float = 0.0  # since that method began or last made progress
     longest_s: float | None = None  # without progress in this method so far; None: it has made none in this process
     groups: dict[str, Membership] = field(default_factory=dict)  # by stage
     awaits: tuple[int, ...] = ()  # workers whose answers it waits for
-    stack: str = ""  # of the thread that runs the call, where it was asked for
+    stack: str = ""  # of the thread that runs the call, if requested
 
 
 class WorkerState:
-    """Starts idle, in the first attempt."""
+    """The state of a worker; it starts idle, in the first attempt."""
 
     def __init__(self) -> None:
         self.attempt = 0  # calls of older attempts are refused
@@ -55,14 +55,14 @@ class WorkerState:
             self.attempt = attempt
 
     def abandon(self, attempt: int) -> None:
-        """Gives up the calls of all attempts before this one."""
+        """Abandons the calls of all attempts before this one."""
         with self._lock:
             self.attempt = max(self.attempt, attempt)
 
     def require_current(self, attempt: int) -> None:
-        """Raises a StaleCallError where a call is not wanted any more."""
+        """Raises a StaleCallError if the attempt was abandoned."""
         if attempt < self.attempt:
-            raise StaleCallError(f"attempt {attempt} was given up, attempt {self.attempt} runs")
+            raise StaleCallError(f"attempt {attempt} was abandoned, attempt {self.attempt} runs")
 
     @contextmanager
     def calling(self, call: str) -> Iterator[None]:
@@ -75,7 +75,7 @@ class WorkerState:
 
     @contextmanager
     def stepping(self, step: str) -> Iterator[None]:
-        """Notes a stage's method while it runs, and what it reports of its progress."""
+        """Records a stage's method while it runs, and its reports of progress."""
         before, self._step = self._step, (step, time.monotonic())
         try:
             with progress_reported_to(self.progress):
@@ -86,7 +86,7 @@ class WorkerState:
 
     @contextmanager
     def awaiting(self, workers: Sequence[int]) -> Iterator[None]:
-        """Notes that the worker waits for answers of others that it has called."""
+        """Records that the worker waits for results of other workers that it has called."""
         self._awaits = tuple(workers)
         try:
             yield
@@ -95,14 +95,14 @@ class WorkerState:
 
     @contextmanager
     def meeting(self, stage: str, operation: str) -> Iterator[None]:
-        """Notes a collective while the worker waits in it."""
-        held = replace(self._groups[stage], entered=self._groups[stage].entered + 1)
-        self._groups = self._groups | {stage: replace(held, waits_in=operation)}
+        """Records a collective while the worker waits in it."""
+        membership = replace(self._groups[stage], entered=self._groups[stage].entered + 1)
+        self._groups = self._groups | {stage: replace(membership, waits_in=operation)}
         try:
             yield
             self.progress()
         finally:
-            self._groups = self._groups | {stage: held}
+            self._groups = self._groups | {stage: membership}
 
     def join(self, stage: str, rank: int) -> None:
         self._groups = self._groups | {stage: Membership(rank)}
@@ -111,7 +111,7 @@ class WorkerState:
         self._groups = {}
 
     def progress(self) -> None:
-        """Notes that the running method makes progress."""
+        """Records that the running method makes progress."""
         step, since = self._step
         if step:
             now = time.monotonic()
@@ -119,7 +119,7 @@ class WorkerState:
             self._step = (step, now)
 
     def status(self, stack: bool = False) -> Status:
-        """Returns what the worker does at this moment."""
+        """Returns the present status, with the stack of the thread that runs the call if requested."""
         (step, since), call = self._step, self._call
         step_s = time.monotonic() - since if step else 0.0
         frame = sys._current_frames().get(self._thread) if stack and call else None

@@ -205,7 +205,7 @@ def test_what_a_worker_keeps_is_gone_once_it_is_cleared(sim) -> None:
 
 def test_a_plan_that_takes_a_simulator_out_of_an_accelerators_memory_is_refused() -> None:
     plan = switching(trees("all", "all", "all"), "env+policy", "actor")
-    with pytest.raises(PlanError, match="takes env out of the memory of sim:0 for actor, but a EnvStage stays there"):
+    with pytest.raises(PlanError, match="offloads env from the memory of sim:0 for actor, but a EnvStage stays there"):
         executor_on_sim(tiny(), plan, 1, clone(tiny()))
 
 

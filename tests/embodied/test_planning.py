@@ -217,7 +217,7 @@ def test_the_simulators_of_evaluations_take_memory_from_plans(tmp_path) -> None:
 
     assert chosen().places()["env"].devices == (1,)
     config.eval.num_envs = config.eval.num_episodes = 8  # two blocks of episodes
-    with pytest.raises(PlanError, match=r"has 5.00 GB beside evaluations, 5.00 GB short"):
+    with pytest.raises(PlanError, match=r"has 5.00 GB next to evaluations, 5.00 GB short"):
         chosen()
 
 

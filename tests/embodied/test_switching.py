@@ -37,7 +37,7 @@ def test_a_simulator_on_a_gpu_does_not_offer_to_leave_and_a_plan_that_wants_it_o
     context = solo_context((0,), "sim:0")
     context.exclusive = frozenset({"actor"})
     spec = StageSpec("env", "rlinf_embodied.embodied.env_stage.EnvStage", EnvStageConfig(tiny().env, 0))
-    with pytest.raises(PlanError, match=r"takes env out of the memory of sim:0 for actor, but a EnvStage stays there"):
+    with pytest.raises(PlanError, match=r"offloads env from the memory of sim:0 for actor, but a EnvStage stays there"):
         WorkerHost(ACCELERATOR).add_stage(spec, context)
 
 

@@ -123,7 +123,9 @@ def test_a_loop_opens_with_the_data_of_all_stages_before_it() -> None:
 
 
 def test_data_for_the_answering_side_of_a_loop_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"policy takes data of \['x'\], but only the opener .* lead the edge to env"):
+    with pytest.raises(
+        PlanError, match=r"policy takes data of \['x'\], but only the opener .* let the edge end at env"
+    ):
         workflow("x env policy", (("x", "policy"),), loops={"l": Loop("l", "env", "policy", 2)})
 
 

@@ -156,8 +156,8 @@ def test_the_order_follows_the_edges() -> None:
     [
         ({"edges": (("a", "x"),)}, r"edge a -> x names the stage 'x', but there are only \['a', 'b'\]"),
         ({"edges": (("a", "b"), ("b", "a"))}, r"the edges among \['a', 'b'\] form a cycle: declare it as a loop"),
-        ({"loops": {"l": Loop("l", "a", "b", 0)}}, "chunk_steps=0, but a loop has at least one"),
-        ({"loops": {"l": Loop("l", "a", "a", 1)}}, "made of two stages"),
+        ({"loops": {"l": Loop("l", "a", "b", 0)}}, "chunk_steps=0, but a loop needs at least one"),
+        ({"loops": {"l": Loop("l", "a", "a", 1)}}, "consists of two stages"),
         (
             {"loops": {"k": Loop("k", "a", "b", 1), "l": Loop("l", "b", "c", 1)}, "stages": "abc"},
             r"loop k shares \['b'\] with l: give each loop its own stages",

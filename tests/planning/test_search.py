@@ -106,7 +106,7 @@ def test_stages_of_evaluations_take_memory_from_plans(few_moves) -> None:
     standing = Pricer(work, profile, known, standing=[Standing("policy", 4, 2)])
     assert not standing.fits(parse("env+policy on 0 > actor on 1", 2, work))
     with pytest.raises(
-        PlanError, match=r"even .* needs 10.00 GB .* which has 5.00 GB beside evaluations, 5.00 GB short"
+        PlanError, match=r"even .* needs 10.00 GB .* which has 5.00 GB next to evaluations, 5.00 GB short"
     ):
         rank(standing)
 

@@ -229,7 +229,7 @@ def test_a_stage_that_was_replaced_is_not_offloaded() -> None:
 def test_a_plan_that_switches_what_cannot_be_switched_is_refused() -> None:
     context = solo_context(range(1))
     context.exclusive = frozenset({"actor"})
-    with pytest.raises(PlanError, match=r"takes env out of the memory of cpu for actor, but a Maker stays there"):
+    with pytest.raises(PlanError, match=r"offloads env from the memory of cpu for actor, but a Maker stays there"):
         WorkerHost(WorkerSpec(0, "cpu")).add_stage(StageSpec("env", "fakes.Maker", None), context)
 
 
