@@ -1,4 +1,4 @@
-"""Implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169): no action but recorded ones is scored.
+"""Implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169): evaluates only recorded actions.
 
 V <-- expectile of the targets' Q(s, a)    Q <-- r + gamma V(s')    policy <-- min(exp(scale (Q - V)), limit) log pi(a)
 """
@@ -27,16 +27,16 @@ _STATISTIC = "statistic"
 
 @dataclass(kw_only=True, slots=True)
 class IQLConfig(CriticsConfig):
-    """Implicit Q-learning from recorded transitions alone (arXiv:2110.06169)."""
+    """Implicit Q-learning from recorded transitions (arXiv:2110.06169)."""
 
     name = "iql"
     acts = False
     policy_method = "log_density"
 
-    expectile: float = 0.7  # of Q over the recorded actions, which V is
-    advantage_scale: float = 3.0  # of exp(scale (Q - V)), the weight of a recorded action ...
+    expectile: float = 0.7  # V is this expectile of Q over the recorded actions
+    advantage_scale: float = 3.0  # of exp(scale (Q - V)), the weight of a recorded action in imitation ...
     advantage_limit: float = 100.0  # ... and its largest value
-    cosine: bool = False  # whether the policy's rate falls to 0 by a cosine over the run's updates
+    cosine: bool = False  # whether the policy's learning rate decays to 0 by a cosine over the run's updates
 
     def __post_init__(self) -> None:
         CriticsConfig.__post_init__(self)
@@ -49,7 +49,7 @@ class IQLConfig(CriticsConfig):
 
 
 class IQL(CriticsAlgorithm):
-    """A value, critics with targets, and a policy that imitates actions by their advantage."""
+    """A value network, critics with targets, and a policy that imitates actions weighted by their advantage."""
 
     algorithm: IQLConfig
 
@@ -65,7 +65,7 @@ class IQL(CriticsAlgorithm):
         self.modules["value"] = self._value
 
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
-        """Updates V first, then the policy by its advantages, then the critics, as the authors do."""
+        """Updates V first, then the policy by its advantages, then the critics, as in the authors' code."""
         fitted, number, algorithm = self._fitted(), length(next(iter(data.values()))), self.algorithm
         order = {_VALUE: self._value_sums, _POLICY: self._policy_sums, _CRITICS: self._critic_sums}
         for k, batch in enumerate(each_update(data)):
@@ -85,7 +85,7 @@ class IQL(CriticsAlgorithm):
         }
 
     def _advantages(self, columns: Columns) -> Tensor:
-        """Returns Q - V of the recorded actions [M], with a gradient of V alone."""
+        """Returns Q - V of the recorded actions [M], with a gradient only for V."""
         with torch.no_grad():
             best = self._targets(joined(columns[STATE], columns[ACTION])).amin(0)
         return best - self._value(columns[STATE])[0]

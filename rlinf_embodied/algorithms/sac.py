@@ -25,7 +25,7 @@ from rlinf_embodied.randomness import permutation
 from rlinf_embodied.runtime.host import StepContext
 
 _CRITICS, _POLICY = "critics_optimizer", "policy_optimizer"  # in a checkpoint
-_NOISE = "noise"  # a column of a batch, [2, R, C, A]: of the next state's action, of the state's
+_NOISE = "noise"  # a column of a batch, [2, R, C, A]: noise for actions in the next state, then in the state
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,11 +36,11 @@ class SACConfig(CriticsConfig):
     mixes = True
 
     policy_period: int = 1  # updates of the critics per update of the policy, counted over iterations
-    pessimistic_policy: bool = True  # the policy climbs the minimum over all critics; false: their mean
+    pessimistic_policy: bool = True  # the policy maximises the minimum over all critics; false: their mean
     entropy_coef: float | None = None  # null: learned
-    initial_entropy_coef: float = 1.0  # of one that is learned
-    entropy_per_dimension: float = -1.0  # of an action: what a learned coefficient keeps the entropy at
-    entropy_in_target: bool = True  # whether the critics' target holds the entropy of the next action
+    initial_entropy_coef: float = 1.0  # of a learned coefficient
+    entropy_per_dimension: float = -1.0  # target entropy per action dimension, for a learned coefficient
+    entropy_in_target: bool = True  # whether the critics' target includes the entropy of the next action
 
     def __post_init__(self) -> None:
         CriticsConfig.__post_init__(self)
@@ -53,7 +53,7 @@ class SACConfig(CriticsConfig):
 
 
 class SAC(CriticsAlgorithm):
-    """Critics with targets, a policy whose actions are differentiable, and the entropy coefficient."""
+    """Trains critics with targets, a reparameterized policy, and the entropy coefficient."""
 
     algorithm: SACConfig
 

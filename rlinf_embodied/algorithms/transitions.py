@@ -1,19 +1,19 @@
-"""Transitions as named columns: what the env stage gives, the replay buffer keeps and an algorithm reads.
+"""Transitions as named columns: collected by the env stage, stored in the replay buffer, read by algorithms.
 
-    state           float32 [M, P]            state vectors that the policy saw, side by side
-    action          float32 [M, A]            what was done, in [-1, 1]
+    state           float32 [M, P]            concatenated state vectors of the observation
+    action          float32 [M, A]            executed action, in [-1, 1]
     reward          float32 [M]               of the step
     next_state      float32 [M, P]            the same after the step, before any reset
-    terminated      float32 [M]               1 where the task ended the episode; 0 where it continues, or time was up
-    expert_action   float32 [M, A]            what the scripted expert would have done
+    terminated      float32 [M]               1 where the task ended the episode; 0 where it continues or is truncated
+    expert_action   float32 [M, A]            the scripted expert's action in this state
     is_intervention float32 [M]               1 where a human acted in place of the policy (LeRobot's name)
-    outcome         float32 [M]               1 where the episode ended solved, -1 where it ended unsolved, else 0
+    outcome         float32 [M]               1 where the episode ended in success, -1 where it ended in failure, else 0
     privileged      float32 [M, Q]            the simulator's state before the step
-    images.<camera> uint8 [M, H, W, 3]        what a camera showed
-    instruction     uint8 [M, 256]            UTF-8, filled up with zeros (of envs with cameras)
+    images.<camera> uint8 [M, H, W, 3]        image of a camera
+    instruction     uint8 [M, 256]            UTF-8, padded with zeros (envs with cameras)
 
-M transitions of a block are in the order of steps, then rows.  An algorithm names the columns that it needs, and gets
-those of all U updates of an iteration, [U, R, ...]; where it learns from returns also "return", see `episode_returns`.
+M transitions of a block are in the order of steps, then rows.  An algorithm lists the columns that it needs, and gets
+them for all U updates of an iteration, [U, R, ...]; if it learns from returns also "return", see `episode_returns`.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ _TEXT = 256  # bytes
 
 @dataclass(frozen=True, slots=True)
 class ReplaySchedule:
-    """When and from how much an algorithm with a replay buffer learns in a training."""
+    """When an algorithm with a replay buffer trains, and on how much data."""
 
     rows: int  # transitions of a block in a batch
-    demonstration_rows: int  # of these demonstrations, as long as there are both
-    updates: int  # in an iteration that learns
+    demonstration_rows: int  # number of demonstrations among them, while both kinds exist
+    updates: int  # in an iteration that trains
     steps: int  # env steps of an iteration over all rows
     expert_iterations: int  # iterations in which the scripted expert acts
-    first_update: int  # the first iteration that learns
+    first_update: int  # the first iteration that trains
 
 
 @dataclass(kw_only=True, slots=True)
 class ReplayConfig(AlgorithmConfig):
-    """What algorithms that learn from transitions have in common."""
+    """Settings of algorithms that learn from transitions."""
 
     learns_from = Source.transitions
     columns = (STATE, ACTION, REWARD, NEXT_STATE, TERMINATED)
     policy_method = "sample"
     sees_images: ClassVar[bool] = False  # whether transitions hold images where the env has cameras
-    has_returns: ClassVar[bool] = False  # whether it learns from the returns of episodes that have ended
+    has_returns: ClassVar[bool] = False  # whether it learns from the returns of finished episodes
     mixes: ClassVar[bool] = False  # whether demonstrations are a share of each batch
-    tolerance: ClassVar[float] = math.inf  # where the policy's action is farther from the expert's, the expert acts
+    tolerance: ClassVar[float] = math.inf  # the expert acts if the policy's action differs from its own by more
 
     batch_size: int = 256  # transitions per update, an equal part of every block
-    capacity: int = 1_000_000  # transitions over all blocks; the oldest ones make room
+    capacity: int = 1_000_000  # transitions over all blocks; the oldest ones are overwritten
     expert_steps: int = 0  # env steps of the scripted expert before all else
-    demonstration_share: float = 0.5  # of a batch, as long as there are demonstrations
+    demonstration_share: float = 0.5  # of a batch, while there are demonstrations
     warmup_steps: int = 1_000  # env steps of uniform actions before the first update, rounded up to whole iterations
     updates_per_step: float = 1.0  # updates per env step
-    updates_per_iteration: int = 500  # where nothing acts, from `data` alone
+    updates_per_iteration: int = 500  # if nothing acts, and training is on `data` only
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
@@ -81,7 +81,7 @@ class ReplayConfig(AlgorithmConfig):
         require_numbers(self, "algorithm", "demonstration_share", high=1)
 
     def schedule(self, env: EnvConfig) -> ReplaySchedule:
-        """Returns what the numbers come to with an env."""
+        """Returns the schedule with an env."""
         rows, steps = self.batch_size // env.num_blocks, env.num_envs * env.chunks_per_rollout
         expert, first = -(-self.expert_steps // steps), 0
         updates = self.updates_per_iteration
@@ -91,11 +91,11 @@ class ReplayConfig(AlgorithmConfig):
         return ReplaySchedule(rows, round(rows * self.demonstration_share), updates, steps, expert, first)
 
     def all_columns(self, config: TrainConfig) -> tuple[str, ...]:
-        """Returns the columns that it needs of a training's transitions, with those of what the policy sees."""
+        """Returns the columns that the algorithm needs, including those of the policy's observations."""
         return (*self.columns, *seen_columns(config.env.cameras))
 
     def bootstraps(self, critic: Critic) -> bool:
-        return True  # a transition does not tell whether time was up
+        return True  # transitions do not record truncation
 
     def typical_iteration(self, env: EnvConfig) -> int:
         return self.schedule(env).first_update
@@ -120,7 +120,7 @@ class ReplayConfig(AlgorithmConfig):
         self._check_data(env, config.files, config.data)
 
     def _check_data(self, env: EnvConfig, files: Sequence[str], data: str | None) -> None:
-        """Checks that there is something to learn from, and that batches hold demonstrations as they should."""
+        """Checks that there is a source of data, and that batches can mix in demonstrations."""
         rule, action = f"{self.name} learns from recorded transitions", "give data=<run.dir>/checkpoints/latest"
         require(self.acts or bool(files), "data", data, rule, action)
         steps, rule = self.expert_steps, f"data={data} holds the demonstrations"
@@ -139,7 +139,7 @@ def length(columns: Columns) -> int:
 
 
 def text_column(texts: Sequence[str]) -> Tensor:
-    """Returns instructions as bytes, uint8 [M, 256]; longer ones are cut off."""
+    """Returns instructions as bytes, uint8 [M, 256]; longer ones are truncated."""
     rows = [list(text.encode()[:_TEXT]) for text in texts]
     return torch.tensor([row + [0] * (_TEXT - len(row)) for row in rows], dtype=torch.uint8)
 
@@ -150,7 +150,7 @@ def seen_columns(cameras: Sequence[str]) -> tuple[str, ...]:
 
 
 def observation_of(columns: Columns) -> Observation:
-    """Returns what the policy saw, from the columns of a batch; all state vectors are one."""
+    """Returns the policy's observations from the columns of a batch; state vectors are concatenated."""
     states = columns[STATE]
     texts: tuple[str, ...] = ("",) * len(states)
     if INSTRUCTION in columns:
@@ -161,23 +161,23 @@ def observation_of(columns: Columns) -> Observation:
 
 
 def episode_returns(outcomes: Tensor, rows: int, horizon: int) -> Tensor:
-    """Returns what is left of the episode of each transition as a number in [-1, 0], float32 [M]; NaN while it runs.
+    """Returns the return of each transition in [-1, 0], float32 [M]; NaN if the episode has not ended.
 
-    R_t = -(T - t) / horizon where the episode ends solved in its env step T, -1 where it ends unsolved: equation 5 of
-    arXiv:2511.14759, by the length of the longest episode, with a failure that costs no less than that.
+    R_t = -(T - t) / horizon if the episode ends in success at env step T, -1 if it ends in failure: equation 5 of
+    arXiv:2511.14759, normalised by the longest episode, at which failures are as costly.
 
     Args:
         outcomes: float32 [M], of the transitions of a block in the order of steps, then rows.
-        rows: of the block.
-        horizon: env steps of an episode, at most.
+        rows: number of rows of the block.
+        horizon: maximum number of env steps of an episode.
     """
     by_step = outcomes.unflatten(0, (-1, rows))
     number = len(by_step)
     step = torch.arange(number)[:, None]
     end = torch.where(by_step == 0, number, step).flip(0).cummin(0).values.flip(0)  # `number`: none yet
-    how = torch.cat([by_step, by_step.new_full((1, rows), math.nan)]).gather(0, end)
-    left = torch.where(how > 0, -(end - step) / horizon, -1.0)
-    return torch.where(how.isnan(), math.nan, left).flatten()
+    outcome = torch.cat([by_step, by_step.new_full((1, rows), math.nan)]).gather(0, end)
+    returns = torch.where(outcome > 0, -(end - step) / horizon, -1.0)
+    return torch.where(outcome.isnan(), math.nan, returns).flatten()
 
 
 def each_update(data: Mapping[int, Columns]) -> Iterator[dict[int, Columns]]:
