@@ -76,7 +76,7 @@ def test_a_sapien_with_other_shaders_draws_with_its_own(
     else:
         lights.unlink()
     assert shader_folder.__wrapped__(Pack.colour) == STOCK
-    assert "other shaders than the faster ones are made from (common/lights.glsl)" in caplog.text
+    assert "differ from those that the faster ones are made from (common/lights.glsl)" in caplog.text
 
 
 @pytest.mark.slow

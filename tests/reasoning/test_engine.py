@@ -294,7 +294,7 @@ def test_what_free_running_does_not_go_with() -> None:
             "data.unsolved_share is 0.*, but an",
         ),
         (["tool.waits=true"], "tool.waits"),
-        (["agent._target_=a.b", "agent.waits=true"], "agent.waits"),
+        (["tool._target_=null", "agent._target_=a.b", "agent.waits=true"], "agent.waits"),
     ):
         with pytest.raises(ConfigError, match=path):
             free_config(*words)
