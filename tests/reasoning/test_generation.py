@@ -1,6 +1,7 @@
 """Generation against a naive loop: the same tokens, exact log-probs, whatever the slots, the block and the decoder."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -131,6 +132,23 @@ def test_a_completion_ends_with_the_token_that_completes_a_stop_string(greedy):
         assert tokens == whole[: min(ends, default=len(whole))]
         assert stopped_early == (bool(ends) or ended)
     assert any(len(tokens) < len(whole) for (tokens, _), (whole, _) in zip(found, free, strict=True))
+
+
+def test_special_tokens_within_a_stop_string_do_not_hide_it():
+    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    policy.codec.tokenizer.add_special_tokens({"additional_special_tokens": list("0123456789+-*/:?")})
+    free = [row.tokens.tolist() for row in run(policy, sampled(BLOCK, max_new_tokens=60))]
+    printed = [[place for place, token in enumerate(row) if policy.codec.decode([token])] for row in free]
+    gap, stop = max(
+        (b - a, policy.codec.decode(row[a : b + 1]))
+        for row, places in zip(free, printed, strict=True)
+        for a, b in pairwise(places)
+    )
+    assert gap > 8  # special tokens between the two characters of the stop string
+    stopped = run(policy, sampled(BLOCK, max_new_tokens=60, stop=[stop]))
+    for row, whole in zip(stopped, free, strict=True):
+        prefixes = [whole[:length] for length in range(1, len(whole) + 1)]
+        assert row.tokens.tolist() == next((p for p in prefixes if stop in policy.codec.decode(p)), whole)
 
 
 # -------------------------------------------------------------------------------------------------- against training
