@@ -54,37 +54,23 @@ def differentiated(
 ) -> Tensor:
     """Runs a pass and returns gradient, weight and statistics, [D + 1 + S]; unused parameters have gradient 0.
 
-    The result is added to `total` if given.  Each gradient is moved there as soon as it is complete, so that there is
-    no second copy of all gradients.
+    The result is added to `total` if given.  Autograd adds each gradient to its place there as soon as it is complete,
+    so that there is no second copy of all gradients.
     """
     with torch.enable_grad():
         part = run()
-    counted, sizes, new = _counted(part), [parameter.numel() for parameter in parameters], total is None
+    counted, sizes = _counted(part), [parameter.numel() for parameter in parameters]
     if total is None:
-        total = torch.empty(sum(sizes) + len(counted), device=parameters[0].device)
+        total = torch.zeros(sum(sizes) + len(counted), device=parameters[0].device)
     *views, tail = total.split([*sizes, len(counted)])
-    pending = dict(zip(map(id, parameters), views, strict=True))
-
-    def take(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        view = pending.pop(id(parameter)).view_as(parameter)
-        view.copy_(parameter.grad) if new else view.add_(parameter.grad)
-        parameter.grad = None
-
-    hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in parameters]
     try:
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter.grad = view.view_as(parameter)
         part.loss.backward(inputs=list(parameters))
-        for parameter in parameters:
-            if parameter.grad is not None:  # torch skips hooks of some parameters that changed their device
-                take(parameter)
     finally:
-        for parameter, hook in zip(parameters, hooks, strict=True):
-            hook.remove()
+        for parameter in parameters:
             parameter.grad = None
-    if new:
-        for view in pending.values():
-            view.zero_()
-    tail.copy_(counted) if new else tail.add_(counted)
+    tail.add_(counted)
     return total
 
 
