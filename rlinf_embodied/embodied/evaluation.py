@@ -1,7 +1,7 @@
 """Evaluation as ManiSkill defines it: whole episodes, no partial resets, a fixed list of held-out seeds.
 
-Episode k has the reset seed `eval.seed + k`; round r evaluates the episodes r * num_envs ... in the rows 0 ... of all
-workers.  Evaluation seeds lie below 2^30, training seeds do not, so that the two sets are disjoint.
+Episode k has the reset seed `eval.seed + k`; round r evaluates the episodes r * num_envs ..., dealt to the blocks of
+all workers.  Evaluation seeds lie below 2^30, training seeds do not, so that the two sets are disjoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlinf_embodied.embodied.detectors import Watch, WatchedEpisode, warnings
 from rlinf_embodied.embodied.env_stage import Blocks, Controller, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage
 from rlinf_embodied.embodied.outcome import EvaluationResult, episode_means, write_mp4
-from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
+from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage, episodes_of
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
@@ -84,7 +84,7 @@ class EvaluationEnvStage(EnvStage):
         self._traces: dict[Blocks, list[tuple[Tensor, Tensor]]] = {}  # state [N, P] and actions [N, C, A], if filmed
 
     def _numbers(self, shard: Shard, step_context: StepContext) -> np.ndarray:
-        return step_context.round * self._eval.env.num_envs + shard.env_ids
+        return episodes_of(self._eval.env, step_context.round, shard.env_ids)
 
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts this round's episodes; rows beyond the last episode stay frozen."""

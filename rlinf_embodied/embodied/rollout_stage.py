@@ -48,6 +48,15 @@ class PolicyStageConfig:
     evaluates: bool = False  # whether its noise is keyed by the episode
 
 
+def episodes_of(env: EnvConfig, round: int, rows: np.ndarray) -> np.ndarray:
+    """Returns the number of the episode that each row runs in a round of an evaluation.
+
+    Episodes are dealt to the blocks in turn, so that the first ones, which are filmed, and those of a last round with
+    fewer episodes than rows do not all run on one worker.
+    """
+    return round * env.num_envs + rows % env.block_size * env.num_blocks + rows // env.block_size
+
+
 _AHEAD = 16  # chunk-steps whose noise is drawn at once: each draw of so few numbers is mostly Python
 
 
@@ -175,7 +184,7 @@ class RolloutStage(WeightsUser[Policy]):
             ids, steps = np.arange(block * size, (block + 1) * size), np.arange(step, step + _AHEAD)[:, None]
             keys = (ids, step_context.iteration, step_context.round, steps)
             if self._config.evaluates:
-                keys = (step_context.round * self._config.env.num_envs + ids, steps)
+                keys = (episodes_of(self._config.env, step_context.round, ids), steps)
             drawn = kind.draw(self._config.seed, self._purpose, *keys)
             drawn = self._repeated(drawn, keys) if kind is self._policy.spec.noise else drawn
             rollout.noise, rollout.noise_from, place = drawn.to(self._device), step, 0

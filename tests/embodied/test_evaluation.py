@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import av
+import numpy as np
 import pytest
 from runs import clone, cluster, tiny, train
 
 from envs.episodes import EpisodeEnv
 from rlinf_embodied.compose import compose_evaluate
+from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, held_out, max_failures
+from rlinf_embodied.embodied.rollout_stage import episodes_of
 from rlinf_embodied.errors import CheckpointError, ConfigError, RlinfError
 from rlinf_embodied.randomness import TRAINING_SEED_BIT
 from rlinf_embodied.runtime.session import SerialSession
@@ -91,6 +94,13 @@ def test_where_rows_have_several_tasks_each_is_counted_by_itself(tmp_path, capsy
     for name, solved in of.items():
         assert info["tasks"][name]["success_once"] == sum(solved) / len(solved)
         assert f"of {len(solved)}" in next(line for line in printed.splitlines() if line.startswith(name))
+
+
+def test_the_first_episodes_of_a_round_are_dealt_to_all_blocks() -> None:
+    env = EnvConfig(num_envs=12, block_size=4)
+    numbers = episodes_of(env, 2, np.arange(12))
+    assert sorted(numbers) == list(range(24, 36))
+    assert [sum(numbers[block : block + 4] < 24 + 6) for block in (0, 4, 8)] == [2, 2, 2]
 
 
 def test_evaluation_never_sees_a_training_seed(trained) -> None:
