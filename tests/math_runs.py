@@ -81,7 +81,7 @@ def completions(
         ended=torch.tensor(ended or [True] * len(rows)),
         samples=tuple(range(len(rows))),
         turns=len(rows),
-        earned=(None,) * len(rows),
+        agent_rewards=(None,) * len(rows),
     )
 
 

@@ -1,18 +1,17 @@
-"""Agents: programs that talk to the model through an OpenAI client and know nothing of training.
+"""Agents: programs that query the model through an OpenAI client and know nothing of training.
 
     agent (a thread per episode) --POST /<episode>/v1/chat/completions--> server --turn--> generation
                                  <--------------- reply ------------------------- tokens --
 
-`agent._target_` names a function `(problem, base_url) -> str | float`: it makes as many requests as it likes, also by
-`openai.OpenAI(base_url=base_url, api_key="-")`, and returns a text, which the reward judges, or a number, which is the
-reward.  A request is a turn: its messages become tokens as in episodes.py, so that what the model sampled is trained on
-token for token.  All episodes of a block have asked, or are over, before the model answers: results are a function of
-the agents' replies to what they read, and of nothing else.
+`agent._target_` names a function `(problem, base_url) -> str | float`.  It makes any number of requests, for example
+with `openai.OpenAI(base_url=base_url, api_key="-")`, and returns a text, which is scored by the reward stage, or a
+number, which is the reward.  A request is a turn: its messages become tokens as in episodes.py, so that the sampled
+tokens are trained on unchanged.  The model answers once all episodes of a block have sent a request or ended, so that
+results depend on the agents' requests only.  With episodes.free the model answers each request as it arrives.
 
-With episodes.free the model answers each request as it comes.
-
-Sampling is the run's.  A request may ask for fewer tokens (`max_tokens`, `max_completion_tokens`); another
-`temperature` or `top_p` is refused, as training would take its tokens for others.  Further settings have no effect.
+Sampling follows the section `generation`.  A request may limit its tokens further (`max_tokens`,
+`max_completion_tokens`); another `temperature` or `top_p` is refused, since training assumes those of the run.  Other
+settings have no effect.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import ChatMessage, PromptCodec
 from rlinf_embodied.plug_ins import load_plug_in
-from rlinf_embodied.reasoning.batch import Asked, Prompt, Turn
+from rlinf_embodied.reasoning.batch import Prompt, PromptedProblem, Turn
 from rlinf_embodied.reasoning.engine import Generated
 from rlinf_embodied.reasoning.episodes import Episode
 from rlinf_embodied.telemetry.progress import report_progress
@@ -41,11 +40,11 @@ from rlinf_embodied.telemetry.progress import report_progress
 _LOG = logging.getLogger(__name__)
 Agent = Callable[[Problem, str], str | float]
 _NAME = "policy"  # of the model
-_LOOK_S = 1.0  # between two looks at the clock
+_POLL_S = 1.0  # between two checks of agent.timeout_s
 
 
 def agent_of(config: AgentConfig) -> Agent | None:
-    """Returns the function that agent._target_ names, None otherwise.
+    """Returns the function that agent._target_ names, or None.
 
     Raises:
         ConfigError: it cannot be imported, or does not take (problem, base_url).
@@ -60,144 +59,150 @@ class _Session:
 
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
-        self.asked: Prompt | None = None  # a turn that the model has not answered yet ...
-        self.handed = False  # ... and whether it was handed to it
+        self.prompt: Prompt | None = None  # of a request that the model has not answered yet
+        self.submitted = False  # whether `turn` has returned this prompt
         self.over = False
         self.error = ""
-        self.since = time.monotonic()  # when the agent was last at work
+        self.since = time.monotonic()  # since when the agent is at work
 
 
 class AgentEpisodes:
     """The episodes of K problems, G of each, as their agents drive them."""
 
     def __init__(
-        self, asked: Sequence[Asked], group_size: int, config: MathConfig, codec: PromptCodec, most: int | None
+        self,
+        problems: Sequence[PromptedProblem],
+        group_size: int,
+        config: MathConfig,
+        codec: PromptCodec,
+        max_row_tokens: int | None,
     ) -> None:
-        """Starts a server and the agents; a row has up to `most` tokens, its prompt included."""
-        agent, longest = agent_of(config.agent), config.generation.max_new_tokens
+        """Starts a server and the agents; `max_row_tokens` limits a row, its prompt included."""
+        agent = agent_of(config.agent)
         assert agent is not None
         self._config, self._sampling = config.agent, config.generation
         self._changed = threading.Condition()
         self._closed = False
-        begun = lambda one, g: Episode(one, g, codec, longest, most, each_turn=True)  # noqa: E731
-        self._sessions = [_Session(begun(one, g)) for one in asked for g in range(group_size)]
+        limits = config.generation.max_new_tokens, max_row_tokens
+        episodes = [Episode(p, g, codec, *limits, each_turn=True) for p in problems for g in range(group_size)]
+        self._sessions = [_Session(episode) for episode in episodes]
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.episodes = self
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         for number in range(len(self._sessions)):
             threading.Thread(target=self._run, args=(agent, number), daemon=True).start()
 
-    # --------------------------------------------------------------------------------------------------- of the agents
+    # ------------------------------------------------------------------------------- called by threads of agents
     def _run(self, agent: Agent, number: int) -> None:
         session, url = self._sessions[number], f"http://127.0.0.1:{self._server.server_port}/{number}/v1"
         try:
-            found = agent(session.episode.problem, url)
-            text, earned = (found, None) if isinstance(found, str) else (None, float(found))
-            if earned is not None and not math.isfinite(earned):
-                raise ValueError(f"it returned {found!r}, which is no reward")
-        except Exception:  # noqa: BLE001 - a thread of the user's
-            text, earned, error = None, 0.0, traceback.format_exc()
+            result = agent(session.episode.problem, url)
+            text, reward = (result, None) if isinstance(result, str) else (None, float(result))
+            if reward is not None and not math.isfinite(reward):
+                raise ValueError(f"it returned {result!r}, but a reward is a finite number")
+        except Exception:  # noqa: BLE001 - the user's code
+            text, reward, error = None, 0.0, traceback.format_exc()
         else:
             error = ""
         with self._changed:
             if not session.over:
-                session.over, session.episode.earned, session.error = True, earned, error
+                session.over, session.episode.agent_reward, session.error = True, reward, error
                 session.episode.text = session.episode.text if text is None else text
             self._changed.notify_all()
 
     def reply(self, number: int, request: Mapping[str, Any]) -> tuple[str, str, int, int]:
-        """Waits for the model's turn; returns its text, why it ended, and the tokens of prompt and turn.
+        """Waits for the model's turn; returns text, finish reason, and numbers of tokens of prompt and turn.
 
         Raises:
-            LookupError: there is no such episode, or it is over.
-            ValueError: the request asks for what is not served, or there is no room for the turn.
+            LookupError: the episode does not exist, or has ended.
+            ValueError: the request is not supported, or there is no room for the turn.
             ConfigError: the tokenizer or its template refuses the messages.
         """
-        chat, most = [_message(message) for message in request["messages"]], self._most(request)
+        chat, max_tokens = [_message(message) for message in request["messages"]], self._max_tokens(request)
         with self._changed:
             session = self._sessions[number]
-            if session.over or session.asked is not None:
-                raise LookupError("the episode is over, or waits for the reply to another request")
+            if session.over or session.prompt is not None:
+                raise LookupError("the episode has ended, or waits for the reply to another request")
             if session.episode.turns >= self._config.max_requests:
-                raise ValueError(f"agent.max_requests is {self._config.max_requests}, and that many were answered")
-            prompt = session.episode.ask(chat)
+                raise ValueError(f"agent.max_requests is {self._config.max_requests}, and as many were answered")
+            prompt = session.episode.next_prompt(chat)
             if prompt is None:
                 raise ValueError(
                     "there is no room for these messages and a reply: context_length_exceeded (the model's "
                     "context, or algorithm.tokens_per_microbatch)"
                 )
-            session.asked = prompt if most is None else replace(prompt, room=min(most, prompt.room or most))
+            if max_tokens is not None:
+                prompt = replace(prompt, room=min(max_tokens, prompt.room or max_tokens))
+            session.prompt = prompt
             self._changed.notify_all()
-            self._changed.wait_for(lambda: session.asked is None or self._closed)
+            self._changed.wait_for(lambda: session.prompt is None or self._closed)
             if self._closed:
-                raise LookupError("the episode was given up")
-            row = session.episode.rows[-1]
-            prompted = len(prompt.tokens)
-            written = len(row.prompt) + len(row.tokens) - prompted
-            return session.episode.text, "stop" if row.ended else "length", prompted, written
+                raise LookupError("the episode was abandoned")
+            row, prompt_tokens = session.episode.rows[-1], len(prompt.tokens)
+            new_tokens = len(row.prompt) + len(row.tokens) - prompt_tokens
+            return session.episode.text, "stop" if row.ended else "length", prompt_tokens, new_tokens
 
-    def _most(self, request: Mapping[str, Any]) -> int | None:
-        """Returns the tokens that a request asks for at most, None where it does not say."""
+    def _max_tokens(self, request: Mapping[str, Any]) -> int | None:
+        """Returns the limit that a request sets, or None, after checking its sampling."""
         for name in ("temperature", "top_p"):
-            asked, own = request.get(name), getattr(self._sampling, name)
-            if asked is not None and asked != own:
+            value, run_value = request.get(name), getattr(self._sampling, name)
+            if value is not None and value != run_value:
                 raise ValueError(
-                    f"{name} is {asked}, but all tokens are sampled with generation.{name}={own}, as training reads "
-                    f"them so: leave it out of the request, or set generation.{name}={asked}"
+                    f"{name} is {value}, but all tokens are sampled with generation.{name}={run_value}, which training "
+                    f"assumes: leave it out of the request, or set generation.{name}={value}"
                 )
-        most = next((request[n] for n in ("max_completion_tokens", "max_tokens") if request.get(n) is not None), None)
-        if most is not None and (not isinstance(most, int) or most < 1):
-            raise ValueError(f"max_tokens is {most!r}, and a reply has at least one token: use 1 or more")
-        return most
+        limits = (request.get(name) for name in ("max_completion_tokens", "max_tokens"))
+        limit = next((limit for limit in limits if limit is not None), None)
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise ValueError(f"max_tokens is {limit!r}, but a reply has at least one token: use 1 or more")
+        return limit
 
-    # ------------------------------------------------------------------------------------------------- of generation
+    # --------------------------------------------------------------------------- called by the thread that generates
     @property
     def over(self) -> bool:
         with self._changed:
-            return all(session.over and session.asked is None for session in self._sessions)
+            return all(session.over and session.prompt is None for session in self._sessions)
 
     def turn(self, wait: bool = True) -> Turn | None:
-        """Returns the requests that are new; with `wait` once every agent has asked or is over."""
+        """Returns the prompts of new requests; with `wait` once every agent has sent a request or ended."""
         with self._changed:
-            while late := [s for s in self._sessions if not s.over and s.asked is None]:
-                for session in late:
+            while working := [s for s in self._sessions if not s.over and s.prompt is None]:
+                for session in working:
                     if time.monotonic() - session.since > self._config.timeout_s:
-                        problem = session.episode.problem.question[:80]
-                        session.over, session.episode.earned = True, 0.0
+                        question = session.episode.problem.question[:80]
+                        session.over, session.episode.agent_reward = True, 0.0
                         session.error = (
-                            f"the agent at {problem!r} did nothing for {self._config.timeout_s:g} s (agent.timeout_s)"
+                            f"the agent for {question!r} did nothing for {self._config.timeout_s:g} s (agent.timeout_s)"
                         )
                         _LOG.warning(session.error)
                 if not wait:
                     break
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_POLL_S)
                 report_progress()
-            asked = {k: s.asked for k, s in enumerate(self._sessions) if s.asked is not None and not s.handed}
-            for number in asked:
-                self._sessions[number].handed = True
-            return Turn(tuple(asked.values()), 1, tuple(asked)) if asked else None
+            prompts = {k: s.prompt for k, s in enumerate(self._sessions) if s.prompt is not None and not s.submitted}
+            for number in prompts:
+                self._sessions[number].submitted = True
+            return Turn(tuple(prompts.values()), 1, tuple(prompts)) if prompts else None
 
-    def take(self, said: Mapping[int, Generated]) -> None:
+    def take(self, rows: Mapping[int, Generated]) -> None:
         with self._changed:
-            for number, turn in said.items():
+            for number, generated in rows.items():
                 session = self._sessions[number]
-                session.episode.add(turn)
-                session.asked, session.handed, session.since = None, False, time.monotonic()
+                session.episode.add(generated)
+                session.prompt, session.submitted, session.since = None, False, time.monotonic()
             self._changed.notify_all()
 
     def finished(self) -> list[Episode]:
-        failed = [session.error for session in self._sessions if session.error]
-        if len(failed) == len(self._sessions):
-            raise ConfigError(f"agent._target_ failed in all of {len(failed)} episodes:\n{failed[0]}\nCorrect it there")
-        if failed:
-            _LOG.warning(
-                "%d of %d agents failed, and earn nothing; the first:\n%s", len(failed), len(self._sessions), failed[0]
-            )
+        errors, number = [session.error for session in self._sessions if session.error], len(self._sessions)
+        if len(errors) == number:
+            raise ConfigError(f"agent._target_ failed in all of {number} episodes:\n{errors[0]}\nCorrect the agent")
+        if errors:
+            _LOG.warning("%d of %d agents failed, and earn nothing; the first:\n%s", len(errors), number, errors[0])
         for session in self._sessions:
             if not session.episode.rows:
-                about, error = session.episode.problem.question[:80], session.error or "without an error"
+                question, error = session.episode.problem.question[:80], session.error or "without an error"
                 raise ConfigError(
-                    f"agent._target_ made no request about {about!r} ({error}): let it ask the model at base_url"
+                    f"agent._target_ made no request for {question!r} ({error}): let it query the model at base_url"
                 )
         return [session.episode for session in self._sessions]
 
@@ -217,7 +222,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """The part of OpenAI's protocol that chats need."""
+    """The part of OpenAI's protocol that chat completions need."""
 
     protocol_version = "HTTP/1.1"
 
@@ -225,28 +230,29 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/v1/models"):
             self._send(200, {"object": "list", "data": [{"id": _NAME, "object": "model", "owned_by": "rlinf"}]})
         else:
-            self._refuse(404, f"{self.path} is not served: ask /v1/models or /v1/chat/completions")
+            self._refuse(404, f"{self.path} is not served: use /v1/models or /v1/chat/completions")
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         number, _, rest = self.path.strip("/").partition("/")
         if rest != "v1/chat/completions" or not number.isdigit():
-            self._refuse(404, f"{self.path} is not served: ask <base_url>/chat/completions")
+            self._refuse(404, f"{self.path} is not served: use <base_url>/chat/completions")
             return
         try:
             request = json.loads(body)
             if request.get("stream") or request.get("n", 1) != 1 or request.get("tools"):
-                raise ValueError("stream, n > 1 and tools are not served: ask for one whole reply")
-            text, reason, prompted, written = cast(_Server, self.server).episodes.reply(int(number), request)
+                raise ValueError("stream, n > 1 and tools are not supported: request one whole reply")
+            text, reason, prompt_tokens, new_tokens = cast(_Server, self.server).episodes.reply(int(number), request)
         except (LookupError, TypeError, AttributeError, ValueError, ConfigError) as error:
-            missing = isinstance(error, KeyError) or not isinstance(error, LookupError)
-            self._refuse(400 if missing else 409, str(error))
+            is_bad_request = isinstance(error, KeyError) or not isinstance(error, LookupError)
+            self._refuse(400 if is_bad_request else 409, str(error))
             return
         message = {"role": "assistant", "content": text}
-        usage = {"prompt_tokens": prompted, "completion_tokens": written, "total_tokens": prompted + written}
+        total = prompt_tokens + new_tokens
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": new_tokens, "total_tokens": total}
         choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
-        found = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": int(time.time()), "model": _NAME}
-        self._send(200, found | {"choices": [choice], "usage": usage})
+        header = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": int(time.time()), "model": _NAME}
+        self._send(200, header | {"choices": [choice], "usage": usage})
 
     def _refuse(self, status: int, message: str) -> None:
         self._send(

@@ -1,18 +1,18 @@
-"""Which answers are decided directly, and which are passed to math-verify.
+"""Compares answers with references by their texts, or decides that math-verify has to compare them.
 
-Texts decide first, a time limit last: what could make a computer algebra system run for long is refused by its length,
-digits, powers and factorials.
+Formulas on which a computer algebra system could run for long are refused by their length, digits, powers and
+factorials.
 
 - The same text as the reference is right.
-- Where the reference is a number, the answer must be a number as well: one literal, with or without a currency sign,
-  per cent, unit, \\boxed{} or "x =".  An expression is none, however right: 7+8 would be an echo of the question.
-  For the same reason a fraction is no answer where the reference is an integer.  Integers are compared here, and so are
-  decimals and fractions that are exactly equal or clearly apart; nearly equal ones (1/3 and 0.333333) and percentages
-  are math-verify's.
-- Anything else is compared by math-verify within the limits below; a reference beyond them, only as text.
+- If the reference is a number, the answer must be a number as well: one literal, with or without a currency sign,
+  per cent, unit, \\boxed{} or "x =".  An expression is wrong even if its value is right, since 7+8 may repeat the
+  question.  For the same reason a fraction is wrong if the reference is an integer.  Integers are compared here, as are
+  decimals and fractions that are exactly equal or clearly different; math-verify compares nearly equal ones (1/3 and
+  0.333333) and percentages.
+- Other answers are compared by math-verify within the limits below.  A reference beyond them is compared as text only.
 
-Every pattern here takes time at most quadratic in the 256 characters that it may see: no repetition holds another one
-that can split the same characters in several ways.
+Every pattern takes at most quadratic time in its at most 256 characters: no repetition contains another one that can
+split the same characters in several ways.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 LONGEST = 256  # characters of a final answer
-_LONGEST_LITERAL = 40  # characters of a number that is not compared exactly
-_FAR = Fraction(1, 10**5)  # numbers with this difference differ for math-verify, which rounds decimals to six places
-_MOST_POWERS = 4  # signs for powers in a formula
+_LONGEST_LITERAL = 40  # characters of a number that math-verify may compare
+_FAR = Fraction(1, 10**5)  # math-verify, which rounds decimals to six places, tells numbers this far apart
+_MOST_POWERS = 4  # power signs in a formula
 _INTEGER = re.compile(r"-?[0-9]+")
 _ASSIGNMENT = re.compile(r"^[A-Za-z]\s*=\s*")
 _REPLACED = str.maketrans(
@@ -34,7 +34,7 @@ _REPLACED = str.maketrans(
         **{"≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∞": "\\infty ", "∪": "\\cup ", "\u00a0": " "},  # noqa: RUF001
     }
 )
-_DRESS = re.compile(r"(?P<kept>\\\\)|\\[$()\[\],!]|\$")  # two backslashes end a matrix's row
+_MARKUP = re.compile(r"(?P<kept>\\\\)|\\[$()\[\],!]|\$")  # two backslashes end a matrix's row
 _BOXED = re.compile(r"(?P<before>[^{}]*)\\boxed\s*\{(?P<content>.*)\}[$.]*")
 _UNIT = r"(?:\\(?:text|mathrm)\s*\{(?P<boxed_unit>[A-Za-z ./]*)\}|(?P<unit>[A-Za-z][A-Za-z ]*))?"
 _LITERAL = re.compile(
@@ -48,17 +48,17 @@ _LITERAL = re.compile(
 _NO_UNIT = re.compile(r"\b(?:pi|sqrt|sin|cos|tan|log|ln|exp|hundred|thousand|million|billion|trillion|dozen|half)\b")
 _ONE_LETTER_UNITS = frozenset("mghslLKNJWVA")
 _POWER = re.compile(r"\^|\*\*")
-_EXPONENT = re.compile(  # a number of two digits, a letter, or a sum in brackets; no power of a power
+_EXPONENT = re.compile(  # allowed: a number of two digits, a letter, or a sum in brackets; not a power of a power
     r"(?:\^|\*\*)\s*(?:-?[0-9]{1,2}(?![0-9])|[A-Za-z]|\\(?:circ|pi|infty)\b"
     r"|\{(?!\s*-?[0-9]{3})[A-Za-z0-9+\-/ ]*\}|\((?!\s*-?[0-9]{3})[A-Za-z0-9+\-/ ]*\))(?!\s*(?:\^|\*\*))"
 )
 _SMALL_FACTORIAL = re.compile(r"(?<![0-9])(?:[0-9]{1,2}|[A-Za-z])!(?!!)")
-# many digits; what runs over many terms; repeating decimals, whose period math-verify would leave out
+# many digits; sums, products and integrals; repeating decimals, whose period math-verify would ignore
 _REFUSED = re.compile(r"[0-9]{16}|\\(?:sum|prod|int|lim)(?![A-Za-z])|\\overline\s*\{\s*[0-9]")
 
 
 def decide(answer: str, reference: str) -> bool | tuple[str, str]:
-    """Returns whether an answer is right, or the pair (answer, reference) to ask math-verify about."""
+    """Returns whether an answer is right, or the pair (answer, reference) that math-verify has to compare."""
     answer, reference = answer.strip(), reference.strip()
     if answer == reference:
         return bool(reference)
@@ -74,9 +74,9 @@ def decide(answer: str, reference: str) -> bool | tuple[str, str]:
 
 
 def majority_is_right(answers: Sequence[str | None], correct: Sequence[bool]) -> bool:
-    """Returns whether the answer that most of a problem's completions give is right; of equals the first one.
+    """Returns whether the most frequent answer to a problem is right; of equally frequent ones the first counts.
 
-    Answers are the same if their texts are, without units and what dresses them; those that are None have no vote.
+    Answers are equal if their texts are, without units and markup; None is not counted.
     """
     plain = [None if answer is None else _plain(answer) or answer for answer in answers]
     votes = [None if text is None else _literal(text) or text for text in plain]
@@ -85,7 +85,7 @@ def majority_is_right(answers: Sequence[str | None], correct: Sequence[bool]) ->
 
 
 def within_limits(text: str) -> bool:
-    """Returns whether a formula is tame enough for a computer algebra system."""
+    """Returns whether a computer algebra system can evaluate a formula quickly."""
     powers, plain = len(_POWER.findall(text)), text.replace("!=", "")
     return (
         _REFUSED.search(text) is None
@@ -96,7 +96,7 @@ def within_limits(text: str) -> bool:
 
 
 def _plain(text: str) -> str | None:
-    """Returns a text in ASCII without what only dresses it; None where it is too long or has other characters."""
+    """Returns a text in ASCII without markup; None if it is too long or has other characters."""
     if len(text) > LONGEST:
         return None
     text = text.translate(_REPLACED)
@@ -104,26 +104,26 @@ def _plain(text: str) -> str | None:
         return None
     boxed = _BOXED.fullmatch(text.strip())
     text = boxed["before"] + boxed["content"] if boxed else text
-    text = _DRESS.sub(lambda found: found["kept"] or "", text)
+    text = _MARKUP.sub(lambda match: match["kept"] or "", text)
     return text.replace("{,}", ",").strip("* ").rstrip(". ") or None
 
 
 def _literal(text: str) -> str | None:
-    """Returns the number that a text consists of, as math-verify reads it best; None where it is something else.
+    """Returns the number that a text consists of, in math-verify's notation; None if it is not a number.
 
-    Units and thousands' commas are left out: " 1,250.50 dollars" is "1250.50", "\\frac12" is "1/2".
+    Units and thousands' commas are removed: " 1,250.50 dollars" is "1250.50", "\\frac12" is "1/2".
     """
-    found = _LITERAL.fullmatch(text)
-    unit = (found["unit"] or found["boxed_unit"] or "") if found else ""
+    match = _LITERAL.fullmatch(text)
+    unit = (match["unit"] or match["boxed_unit"] or "") if match else ""
     letters = [word for word in re.findall(r"[A-Za-z]+", unit) if len(word) == 1]
-    if found is None or _NO_UNIT.search(unit) or not _ONE_LETTER_UNITS.issuperset(letters):
+    if match is None or _NO_UNIT.search(unit) or not _ONE_LETTER_UNITS.issuperset(letters):
         return None
-    sign = "-" if found["sign"] == "-" else ""
-    if found["number"]:
-        whole, point, decimals = found["number"].replace(",", "").partition(".")
-        return sign + (whole or "0") + (point + decimals if decimals else "") + ("%" if found["percent"] else "")
-    top = found["top"] or found["top_b"] or found["top_d"]
-    bottom = found["bottom"] or found["bottom_b"] or found["bottom_d"]
+    sign = "-" if match["sign"] == "-" else ""
+    if match["number"]:
+        whole, point, decimals = match["number"].replace(",", "").partition(".")
+        return sign + (whole or "0") + (point + decimals if decimals else "") + ("%" if match["percent"] else "")
+    top = match["top"] or match["top_b"] or match["top_d"]
+    bottom = match["bottom"] or match["bottom_b"] or match["bottom_d"]
     return f"{sign}{top}/{bottom}".removeprefix("--")
 
 

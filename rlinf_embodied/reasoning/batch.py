@@ -1,8 +1,8 @@
-"""What flows through the reasoning workflow: prompts, completions, and microbatches of them.
+"""The data of the reasoning workflow: prompts, completions, rewards, and microbatches of completions.
 
-Dynamic batching: microbatches have a budget of tokens and are sorted by length, so that little of them is padding.
-Which rows share one is a function of the lengths and the budget alone, so a block's microbatches (and so the last bits
-of its log-probs and gradients) do not depend on the worker.
+Dynamic batching: a microbatch has a budget of tokens, and rows are sorted by length so that little of it is padding.
+Which rows share a microbatch is a function of the lengths and the budget alone.  A block's microbatches, and therefore
+the last bits of its log-probs and gradients, do not depend on the worker.
 """
 
 from __future__ import annotations
@@ -22,64 +22,64 @@ from rlinf_embodied.telemetry.progress import report_progress
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, as Prompt(17, (5, 6, 2)): the id keys its noise and is unique within the run's data.
+    """A prompt, for example Prompt(17, (5, 6, 2)).
 
-    A later turn of an episode is sample `sample` of its problem's, and continues at `place` of its continuation.
+    The id, which is unique within the run's data, keys the noise of its completions, together with sample and position.
     """
 
     id: int
     tokens: tuple[int, ...]
-    sample: int = 0  # number of the first of its samples
-    place: int = 0  # tokens of its continuation so far
-    room: int | None = None  # tokens that it may have; None: max_new_tokens
+    sample: int = 0  # index of the first of its samples; a later turn of an episode has one sample, with its index
+    place: int = 0  # position of the next token: number of tokens of the episode so far, without the first prompt
+    room: int | None = None  # largest number of new tokens; None: max_new_tokens
 
 
-Asked = tuple[Problem, Prompt]
-Batch = tuple[tuple[Asked, ...], ...]  # of each of the neighbouring blocks that decode together
+PromptedProblem = tuple[Problem, Prompt]
+Batch = tuple[tuple[PromptedProblem, ...], ...]  # the problems of neighbouring blocks that decode together
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationBlock:
-    """A fixed list of prompts, G samples each; an ending token, a stop string or its length ends each.
+    """A request to generate G samples of each prompt; an end token, a stop string or the length limit ends a sample.
 
-    Its uniforms are keyed by seed, purpose and iteration, besides prompt, sample and position.
+    The uniforms are keyed by (seed, purpose, iteration, prompt id, sample, position).
     """
 
     prompts: tuple[Prompt, ...]
     group_size: int  # G
-    sampling: GenerationConfig  # its max_num_seqs is S, the rows that decode together: memory against speed
+    sampling: GenerationConfig  # its max_num_seqs is S, the number of rows that decode together
     seed: int
     iteration: int
-    purpose: str = "token"  # evaluation draws under another name
-    greedy: bool = False  # the likeliest token, always
+    purpose: str = "token"  # evaluation has another one
+    greedy: bool = False  # always take the likeliest token
 
 
 # ------------------------------------------------------------------------------------------------- between the stages
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the model is to continue in a turn of episodes: `group_size` samples of each prompt."""
+    """Prompts of one turn of episodes, of which the model generates `group_size` samples each."""
 
     prompts: tuple[Prompt, ...]
     group_size: int
-    numbers: tuple[int, ...]  # of the episodes, among those that are run together; in order of the rows
+    numbers: tuple[int, ...]  # index of the episode of each sample, prompt by prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """What was generated for a block: G samples of each of K problems, in B rows.
+    """The completions of a block: G samples of each of K problems, in B rows.
 
-    A sample is a row, or, as an episode, several rows with prompts of their own.
+    A sample is one row, or an episode of several rows with separate prompts.
     """
 
     problems: tuple[Problem, ...]  # K
-    texts: tuple[str, ...]  # K x G, problem by problem: of a sample's last turn
+    texts: tuple[str, ...]  # K x G, problem by problem: text of each sample's last turn
     version: int  # of the weights
-    rows: TokenBatch  # B, sample by sample; at least one token each, the ending one counts
-    log_probs: Tensor  # float32 [B, R], of all tokens at the temperature (top_k, ... left aside); greedy: at 1
-    ended: Tensor  # bool [B], False where max_new_tokens cut a row off
-    samples: tuple[int, ...]  # B, ascending: number of each row's sample among the texts
+    rows: TokenBatch  # B, sample by sample; at least one token each, the end token included
+    log_probs: Tensor  # float32 [B, R], of the whole vocabulary at the temperature; greedy: at temperature 1
+    ended: Tensor  # bool [B], False if max_new_tokens cut a row off
+    samples: tuple[int, ...]  # B, ascending: index of each row's sample in `texts`
     turns: int  # of all samples together
-    earned: tuple[float | None, ...]  # K x G: rewards that agents gave; None: the verifier gives them
+    agent_rewards: tuple[float | None, ...]  # K x G; None: the sample is scored by the reward stage
     versions: Tensor | None = None  # int64 [B, R], of the weights that sampled each token; None: all are `version`
 
     @property
@@ -87,21 +87,21 @@ class Completions:
         return len(self.texts) // len(self.problems)
 
     def last_rows(self) -> list[int]:
-        """Returns the number of each sample's last row."""
+        """Returns the index of each sample's last row."""
         return list({sample: row for row, sample in enumerate(self.samples)}.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """What a block's completions earned; [K, G] each."""
+    """Rewards of a block's completions, [K, G] each."""
 
     rewards: Tensor  # float32
-    raw: Tensor  # float32, the raw metric: right (1) or wrong (0), or the value of the user's function
+    raw: Tensor  # float32, without format reward and penalties: 1 or 0 for right or wrong, or a custom reward
 
 
 @dataclass(frozen=True, slots=True)
 class LogProbs:
-    """Log-probs of a block's completions under some weights."""
+    """Log-probs of a block's completions under given weights."""
 
     log_probs: Tensor | None  # float32 [K x G, R]; None: the learner computes them
     version: int
@@ -110,13 +110,13 @@ class LogProbs:
 # ------------------------------------------------------------------------------------------------------------- reports
 @dataclass(slots=True)
 class EngineLoad:
-    """How busy an engine was while it decoded; the sums of several workers can be added."""
+    """Load of an engine while it decoded; sums of several workers can be added."""
 
     seconds: float = 0.0
-    waiting_s: float = 0.0  # that rows waited for a slot, of all rows together
-    tail_s: float = 0.0  # in which fewer than a quarter of `most` rows decoded
-    rows: int = 0  # that ended
-    most: int = 0  # rows that have decoded at once, so far
+    waiting_s: float = 0.0  # time that rows waited for a slot, summed over rows
+    tail_s: float = 0.0  # time in which fewer than a quarter of `most` rows decoded
+    rows: int = 0  # finished rows
+    most: int = 0  # largest number of rows that decoded at once
 
     def add(self, seconds: float, decoding: int, waiting: int, ended: int) -> None:
         """Adds an interval."""
@@ -127,22 +127,22 @@ class EngineLoad:
         self.rows += ended
 
     def take(self) -> EngineLoad:
-        """Returns what was added since the last call."""
-        found = replace(self)
+        """Returns the load since the last call."""
+        load = replace(self)
         self.seconds, self.waiting_s, self.tail_s, self.rows = 0.0, 0.0, 0.0, 0
-        return found
+        return load
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationReport:
-    """What the driver learns of generation; `finish_s` as StageSpec.at_once asks for it."""
+    """Counts of generation for the driver."""
 
     lengths: tuple[int, ...]  # sampled tokens of each row
     completions: int
-    truncated: int
+    truncated: int  # completions that were cut off
     turns: int
-    stale: int  # tokens of older weights than the last ones
-    finish_s: dict[int, float]
+    stale: int  # tokens that older weights sampled
+    finish_s: dict[int, float]  # seconds from the call to the end of each block (StageSpec.at_once)
     load: EngineLoad | None = None  # None: the stage has no engine
 
     @property
@@ -151,16 +151,16 @@ class GenerationReport:
 
 
 def generation_report(
-    made: Collection[Completions], finish_s: dict[int, float], load: EngineLoad | None = None
+    blocks: Collection[Completions], finish_s: dict[int, float], load: EngineLoad | None = None
 ) -> GenerationReport:
-    """Returns what the driver learns of some blocks; tokens that a tool gave are not counted."""
-    older = [one.rows.mask & (one.versions < one.version) for one in made if one.versions is not None]
+    """Returns the report of some blocks; tokens that a tool inserted are not counted."""
+    stale = [block.rows.mask & (block.versions < block.version) for block in blocks if block.versions is not None]
     return GenerationReport(
-        lengths=tuple(n for one in made for n in one.rows.mask.sum(1).tolist()),
-        completions=sum(len(one.texts) for one in made),
-        truncated=sum(int((~one.ended[one.last_rows()]).sum()) for one in made),
-        turns=sum(one.turns for one in made),
-        stale=sum(int(tokens.sum()) for tokens in older),
+        lengths=tuple(length for block in blocks for length in block.rows.mask.sum(1).tolist()),
+        completions=sum(len(block.texts) for block in blocks),
+        truncated=sum(int((~block.ended[block.last_rows()]).sum()) for block in blocks),
+        turns=sum(block.turns for block in blocks),
+        stale=sum(int(tokens.sum()) for tokens in stale),
         finish_s=finish_s,
         load=load,
     )
@@ -168,7 +168,7 @@ def generation_report(
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A completion for people to read, as Sample("3+4=", "7", "3+4=8", False)."""
+    """A completion for people to read, for example Sample("3+4=", "7", "3+4=8", False)."""
 
     prompt: str
     answer: str
@@ -178,18 +178,18 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """What the driver learns of a group's rewards."""
+    """Rewards of a group, for the driver."""
 
     block: int
     index: int  # within the block
     correct: tuple[bool, ...]
-    zero_variance: bool  # whether the group's completions are all alike in the raw metric
+    zero_variance: bool  # whether all completions have the same raw reward
     reward: float  # sum
-    formatted: int  # number
+    formatted: int  # number of completions in the right format
     named: Mapping[str, float] = field(default_factory=dict)  # sums of named rewards
-    key: str = ""  # of its problem, Problem.key
-    majority: bool | None = None  # whether the answer that most completions give is right; None: not counted
-    shown: Sample | None = None
+    key: str = ""  # Problem.key
+    majority: bool | None = None  # whether the most frequent answer is right; None: not computed
+    sample: Sample | None = None
 
 
 def in_order(reports: Iterable[Sequence[ScoredGroup]]) -> list[ScoredGroup]:
@@ -201,9 +201,10 @@ def in_order(reports: Iterable[Sequence[ScoredGroup]]) -> list[ScoredGroup]:
 def dynamic_batches(
     lengths: Sequence[int], token_budget: int, packed: bool = False, rows: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """Returns row numbers of each microbatch, longest sequences first; rows x longest stays within the budget.
+    """Returns the row indices of each microbatch, longest sequences first.
 
-    Of packed rows, which have no padding, the sum of the lengths does.  Only these `rows` are there; None: all.
+    The number of rows times the longest length stays within the budget; for packed rows, which have no padding, the
+    sum of the lengths.  `rows` are the rows to distribute; None: all.
 
     Raises:
         ConfigError: a single sequence exceeds the budget.
@@ -216,13 +217,14 @@ def dynamic_batches(
         )
     batches: list[list[int]] = []
     if packed:
-        room: list[int] = []  # of each batch
+        room: list[int] = []  # tokens left in each batch
         for row in order:
-            place = next((k for k, left in enumerate(room) if lengths[row] <= left), len(room))
-            if place == len(room):
-                batches, room = [*batches, []], [*room, token_budget]
-            batches[place].append(row)
-            room[place] -= lengths[row]
+            index = next((k for k, left in enumerate(room) if lengths[row] <= left), len(room))
+            if index == len(room):
+                batches.append([])
+                room.append(token_budget)
+            batches[index].append(row)
+            room[index] -= lengths[row]
         return batches
     for row in order:
         if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= token_budget:
@@ -234,19 +236,19 @@ def dynamic_batches(
 
 @torch.no_grad()
 def token_table(
-    found: Callable[[TokenBatch], Tensor], sequences: TokenBatch, token_budget: int, device: str, packed: bool = False
+    compute: Callable[[TokenBatch], Tensor], sequences: TokenBatch, token_budget: int, device: str, packed: bool = False
 ) -> Tensor:
-    """Returns what `found` gives for the tokens of all completions in the order of `sequences`, float32 [B, R]."""
+    """Computes a value for every token of all completions, in microbatches; returns float32 [B, R]."""
     table = torch.zeros(sequences.mask.shape, device=device)
     for rows in dynamic_batches(sequences.lengths.tolist(), token_budget, packed):
-        part = found(sequences.select(rows).to(device))
-        table[rows, : part.shape[1]] = part
+        values = compute(sequences.select(rows).to(device))
+        table[rows, : values.shape[1]] = values
         report_progress()
     return table
 
 
 def all_log_probs(policy: LanguagePolicy, sequences: TokenBatch, temperature: float, token_budget: int) -> Tensor:
-    """Returns log-probs of all completions in the order of `sequences`, float32 [B, R], without a gradient."""
+    """Returns the log-probs of all completions, float32 [B, R], without a gradient."""
     device = str(next(policy.module.parameters()).device)
-    found = lambda batch: policy.log_probs(batch, temperature, with_entropy=False).log_probs  # noqa: E731
-    return token_table(found, sequences, token_budget, device, policy.packs)
+    log_probs = lambda batch: policy.log_probs(batch, temperature, with_entropy=False).log_probs  # noqa: E731
+    return token_table(log_probs, sequences, token_budget, device, policy.packs)

@@ -6,23 +6,23 @@ import re
 
 from rlinf_embodied.data.problems import Problem
 
-# one operation on whole numbers of up to nine digits, at the end of a turn: "12*4=", "Then 48 + 50 ="
+# one operation on integers of up to nine digits, at the end of a turn: "12*4=", "Then 48 + 50 ="
 _OPERATION = re.compile(r"(?:^|[^0-9.])(-?[0-9]{1,9})( ?)([-+*/]) ?(-?[0-9]{1,9}) ?= ?$")
 
 
 def calculate(text: str, problem: Problem) -> str | None:
-    """Returns the value with a semicolon, or in a line of its own where the text has spaces; None: no operation.
+    """Returns the value of the operation at the end of a text; None without one, or if a division has a remainder.
 
-    "12*4=" gives "48;", and "12 * 4 =" gives " 48" and a new line.  Divisions that leave a remainder have no value.
+    "12*4=" gives "48;", and "12 * 4 =" gives " 48" and a new line.
     """
-    found = _OPERATION.search(text)
-    if found is None:
+    match = _OPERATION.search(text)
+    if match is None:
         return None
-    a, b, sign = int(found[1]), int(found[4]), found[3]
+    a, b, sign = int(match[1]), int(match[4]), match[3]
     if sign == "/":
         if b == 0 or a % b:
             return None
         value = a // b
     else:
         value = a + b if sign == "+" else a - b if sign == "-" else a * b
-    return f" {value}\n" if found[2] else f"{value};"
+    return f" {value}\n" if match[2] else f"{value};"

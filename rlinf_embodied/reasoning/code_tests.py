@@ -1,8 +1,8 @@
-"""A reward for code problems: whether a program that a model wrote passes the tests of its problem (reward._target_).
+"""A reward for code problems (reward._target_): whether a program in a completion passes the tests of its problem.
 
 The column `tests` of a problem (data.columns=[tests]) is a list, for example
 
-    [{"input": "3\\n", "output": "9\\n"}, {"input": "5\\n", "output": "25\\n"}]      what the program reads and prints
+    [{"input": "3\\n", "output": "9\\n"}, {"input": "5\\n", "output": "25\\n"}]      standard input and output
     ["assert square(3) == 9", "assert square(5) == 25"]                          statements that follow the program
 """
 
@@ -25,11 +25,11 @@ def _sandbox() -> Sandbox:
 
 
 def passes_tests(completion: str, problem: Problem) -> float:
-    """Returns 1 where the program in a completion passes all tests, 0 where one fails or reaches a limit.
+    """Returns 1 if the program in a completion passes all tests, 0 if one fails or reaches a limit.
 
-    The program is the last block fenced by ```, otherwise the whole completion.  Printed lines are compared without
-    spaces at their ends.  Expected outputs never enter the sandbox; statements do, with a word that only their end
-    prints, so that a program that exits early passes none.
+    The program is the last block fenced by ```, or the whole completion.  Printed lines are compared without trailing
+    spaces.  Expected outputs never enter the sandbox.  Statements run there after the program, followed by printing a
+    random word, so that a program that exits early does not pass.
 
     Raises:
         ConfigError: the problem has no tests, or the machine cannot isolate programs.

@@ -1,4 +1,4 @@
-"""A critic as a stage: values of every token, advantages for the actor, and its own update."""
+"""The critic's stage: values of every token, advantages for the actor, and the critic's update."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ class _Rows:
 
 
 class CriticStage(LearnerStage):
-    """Generalised advantage estimation over tokens: the reward stands at the last one, which ends the episode.
+    """Generalised advantage estimation over tokens: the reward is given at the last token, which ends the episode.
 
-    A completion that was cut off ends there too, with the reward that it got.
+    This also holds for a completion that was cut off.
     """
 
     user = "critic"
 
-    def __init__(self, made: StageConfig) -> None:
-        self._made, self._config, self._algorithm = made, made.config, made.config.rl
+    def __init__(self, stage_config: StageConfig) -> None:
+        self._folder, self._config, self._algorithm = stage_config.folder, stage_config.config, stage_config.config.rl
 
     def setup(self, context: StageContext) -> None:
-        """Makes a critic from the policy's trunk, and its learner."""
+        """Creates a critic from the policy's trunk, and its learner."""
         config, algorithm = self._config, self._algorithm
-        kind = cast(type[ValueModel], load_target(config.policy.critic_target))
-        policy = load_policy(config.policy, self._made.folder, config.run.seed, "cpu").policy
-        self._critic = kind.from_policy(policy)
+        critic_class = cast(type[ValueModel], load_target(config.policy.critic_target))
+        policy = load_policy(config.policy, self._folder, config.run.seed, "cpu").policy
+        self._critic = critic_class.from_policy(policy)
         shared = SharedPolicy(self._critic, device=context.device)
         shared.enter(self.user)
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
@@ -67,37 +67,38 @@ class CriticStage(LearnerStage):
         self.hold(shared, context.group, context.device, {OPTIMIZER: self._learner})
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Returns each block's advantages [K x G, R], standardised over all blocks; then fits the values."""
+        """Returns each block's advantages [K x G, R], standardised over all blocks, and fits the values."""
         blocks = {
             block: self._rows(cast(Completions, completions), cast(Rewards, rewards))
             for block, (completions, rewards) in inputs.items()
         }
-        found = standardized({b: (r.advantages, r.mask) for b, r in blocks.items()}, self._reducer.sum_blocks)
+        columns = {b: (r.advantages, r.mask) for b, r in blocks.items()}
+        advantages = standardized(columns, self._reducer.sum_blocks)
         algorithm, shuffle = self._algorithm, (self._config.run.seed, "value", step_context.iteration)
         sizes = {block: len(rows.sequences) for block, rows in blocks.items()}
         batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
         fitted = fit(self._learner, batches, lambda block, index: self._passes(blocks[block], index.tolist()))
-        columns = {b: (r.values, r.returns, r.mask) for b, r in blocks.items()}
-        explained = explained_variance(columns, self._reducer.sum_blocks)
+        predictions = {b: (r.values, r.returns, r.mask) for b, r in blocks.items()}
+        explained = explained_variance(predictions, self._reducer.sum_blocks)
         metrics = {"losses/value_loss": fitted.loss, "losses/explained_variance": explained}
-        return Output({b: found[b] * r.mask for b, r in blocks.items()}, metrics)
+        return Output({b: advantages[b] * r.mask for b, r in blocks.items()}, metrics)
 
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
-        # what a tool said has values as well: it is a part of the episode
+        # tokens that a tool inserted have values as well
         sequences, algorithm = replace(completions.rows, given=None).to(self.device), self._algorithm
         rule = "the chat template began another row within an episode, and a critic takes episodes of one row"
         target, action = self._config.tool._target_, "use algorithm=grpo, or a model with another template"
         require(len(sequences) == len(completions.texts), "tool._target_", target, rule, action)
         mask, lengths = sequences.mask, sequences.lengths - sequences.prompt_lengths
         values = token_table(self._critic.values, sequences, algorithm.tokens_per_microbatch, self.device)
-        earned, ended = torch.zeros_like(values), torch.zeros_like(mask)
+        token_rewards, terminated = torch.zeros_like(values), torch.zeros_like(mask)
         last = torch.arange(len(lengths), device=self.device), lengths - 1
-        earned[last], ended[last] = cast(Tensor, to_device(rewards.rewards, self.device)).reshape(-1), True
-        none, cut = torch.zeros_like(values.T), torch.zeros_like(mask.T)
-        following = next_values(values.T, none, none[0], cut, mask.T)
-        advantages, returns = gae(
-            *(earned.T, values.T, following, ended.T, cut, mask.T, algorithm.gamma, algorithm.gae_lambda)
-        )
+        token_rewards[last] = cast(Tensor, to_device(rewards.rewards, self.device)).reshape(-1)
+        terminated[last] = True
+        no_values, truncated = torch.zeros_like(values.T), torch.zeros_like(mask.T)
+        following = next_values(values.T, no_values, no_values[0], truncated, mask.T)
+        columns = token_rewards.T, values.T, following, terminated.T, truncated, mask.T
+        advantages, returns = gae(*columns, algorithm.gamma, algorithm.gae_lambda)
         return _Rows(sequences, mask, values, advantages.T.contiguous(), returns.T.contiguous())
 
     def _passes(self, rows: _Rows, index: Sequence[int]) -> list[Pass]:

@@ -1,9 +1,9 @@
-"""What generates tokens: an engine takes requests at any time, and rows are polled from it as they end.
+"""The protocol of engines, which generate tokens: requests are submitted at any time, and finished rows are polled.
 
-    submit(requests) -> numbers of their rows        may be called while others decode
-    poll() -> rows that have ended                   computes, or waits for, a little more
-    abort(rows) -> what they have so far
-    pause(), load(version, policy), resume()         rows under way stay, and continue with the new weights
+    submit(requests) -> numbers of their rows        may be called while other rows decode
+    poll() -> rows that have ended                   computes, or waits for, a few more tokens
+    abort(rows) -> their tokens so far
+    pause(), load(version, policy), resume()         unfinished rows stay, and continue with the new weights
 
 Tokens in, tokens out.  Every token has its log-prob and the version of the weights that sampled it.
 """
@@ -30,68 +30,69 @@ _ENGINES = {  # generation.engine, by name
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A row as it left its engine, with L tokens; L is 0 only if it was aborted before its first token."""
+    """A finished or aborted row of L tokens; L is 0 only if it was aborted before its first token."""
 
     row: int  # its number, from `submit`
-    tokens: Tensor  # int64 [L], the ending one included
+    tokens: Tensor  # int64 [L], the end token included
     log_probs: Tensor  # float32 [L], of the whole vocabulary at the temperature
     ended: bool  # by the model; False: cut off at its length, or aborted
-    versions: Tensor  # int64 [L], of the weights that sampled each
+    versions: Tensor  # int64 [L], of the weights that sampled each token
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What an engine does at the moment, and has done."""
+    """Current load of an engine."""
 
     decoding: int  # rows
-    waiting: int  # rows that have not got a slot yet
-    tokens: int  # sampled so far, since it was made
+    waiting: int  # rows without a slot
+    tokens: int  # sampled since the engine was created
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """One engine in one worker; it is called from one thread."""
+    """An engine in a worker; all calls come from one thread."""
 
     version: int  # of the weights that it samples with
 
     def submit(self, requests: GenerationBlock) -> list[int]:
-        """Begins K prompts with G samples each; returns the numbers of the rows, prompt by prompt.
+        """Adds K prompts with G samples each; returns the numbers of the rows, prompt by prompt.
 
-        No two rows ever have the same number.
+        Numbers are never used twice.
         """
         ...
 
     def poll(self) -> list[Generated]:
         """Returns the rows that have ended since the last call, in any order.
 
-        It decodes some tokens, or waits a moment for them; without a row under way, or paused, it returns at once.
+        It decodes some tokens, or waits a moment for them.  If no row is unfinished, or while paused, it returns
+        immediately.
 
         Raises:
             ObjectiveError: the model's logits are not finite.
-            WorkerError: the engine is gone.
+            WorkerError: the engine's process ended.
         """
         ...
 
     def abort(self, rows: Collection[int]) -> list[Generated]:
-        """Ends rows and returns them as they are; those that have ended already are left out."""
+        """Ends unfinished rows and returns them; rows that have ended already are ignored."""
         ...
 
     def pause(self) -> None:
-        """Stops decoding; rows under way stay."""
+        """Stops decoding; unfinished rows stay."""
         ...
 
     def load(self, version: int, policy: LanguagePolicy) -> None:
-        """Takes the weights that a policy has now, while paused or without a row under way."""
+        """Loads a policy's current weights; the engine is paused, or has no unfinished row."""
         ...
 
     def resume(self) -> None:
-        """Continues after `pause`, each row where it was."""
+        """Continues decoding after `pause`."""
         ...
 
     def stats(self) -> EngineStats: ...
 
     def close(self) -> None:
-        """Gives back processes and memory."""
+        """Frees processes and memory."""
         ...
 
     @classmethod
@@ -99,7 +100,7 @@ class Engine(Protocol):
         """Returns an engine with the weights of a policy.
 
         Raises:
-            ConfigError: settings that it does not know, or software that is missing.
+            ConfigError: a setting is unknown, or software is missing.
         """
         ...
 
@@ -107,12 +108,12 @@ class Engine(Protocol):
 def engine_of(config: MathConfig, policy: LanguagePolicy, version: int) -> Engine:
     """Returns a new engine of the class that generation.engine names."""
     name = config.generation.engine
-    kind = cast(type[Engine], load_plug_in(_ENGINES.get(name, name), "generation.engine"))
-    return kind.from_config(config, policy, version)
+    engine_class = cast(type[Engine], load_plug_in(_ENGINES.get(name, name), "generation.engine"))
+    return engine_class.from_config(config, policy, version)
 
 
 def update(engine: Engine, version: int, policy: LanguagePolicy) -> None:
-    """Has an engine sample with weights of this version; rows under way continue with them."""
+    """Loads a policy's weights if the engine has another version of them; unfinished rows continue with them."""
     if engine.version != version:
         engine.pause()
         engine.load(version, policy)
@@ -120,7 +121,7 @@ def update(engine: Engine, version: int, policy: LanguagePolicy) -> None:
 
 
 def poll(engine: Engine, load: EngineLoad) -> list[Generated]:
-    """Polls an engine, and adds to `load` how busy it was."""
+    """Polls an engine, and adds the interval to `load`."""
     start, rows = time.perf_counter(), engine.poll()
     stats = engine.stats()
     load.add(time.perf_counter() - start, stats.decoding, stats.waiting, len(rows))
@@ -128,8 +129,8 @@ def poll(engine: Engine, load: EngineLoad) -> list[Generated]:
 
 
 def generate(engine: Engine, requests: GenerationBlock) -> list[Generated]:
-    """Returns the rows of requests, prompt by prompt, when all of them have ended."""
-    numbers, found = engine.submit(requests), dict[int, Generated]()
-    while not found.keys() >= set(numbers):
-        found |= {row.row: row for row in engine.poll()}
-    return [found[number] for number in numbers]
+    """Returns the finished rows of requests, prompt by prompt."""
+    numbers, finished = engine.submit(requests), dict[int, Generated]()
+    while not finished.keys() >= set(numbers):
+        finished |= {row.row: row for row in engine.poll()}
+    return [finished[number] for number in numbers]

@@ -1,12 +1,12 @@
-"""Runs the episodes of one worker, many at a time; one without a tool or an agent has a single turn.
+"""Runs the episodes of one worker concurrently; an episode without a tool or an agent has one turn.
 
-    units     what is begun together: the prompts of a block; with partial rollouts a prompt (G episodes)
-    engine    decodes turns of all units, whichever have been asked for; tools run in threads in the meantime
-    take      a block is handed on when its unit is over; with partial rollouts when any K units are, the oldest first:
-              the others stay in the engine, and continue with the next weights
+    unit      episodes that begin together: those of a block's prompts; with partial rollouts those of one prompt
+    engine    decodes the turns of all units; tools run in threads meanwhile
+    take      returns a block when its unit has ended; with partial rollouts when any K units have, the oldest first.
+              The other units stay in the engine, and continue with the next weights
 
-Where tools answer, it depends on when they do which rows decode together, and so do the last bits of log-probs; the
-noise does not.
+If tools answer, the time of their answers decides which rows decode together, and thereby the last bits of log-probs;
+the noise does not depend on it.
 """
 
 from __future__ import annotations
@@ -17,128 +17,127 @@ from dataclasses import dataclass
 
 from rlinf_embodied.config import Late, MathConfig
 from rlinf_embodied.interfaces.language import PromptCodec
-from rlinf_embodied.reasoning.batch import Asked, Completions, EngineLoad, GenerationBlock, Turn
+from rlinf_embodied.reasoning.batch import Completions, EngineLoad, GenerationBlock, PromptedProblem, Turn
 from rlinf_embodied.reasoning.engine import Engine, Generated, poll
 from rlinf_embodied.reasoning.episodes import Episodes, completions_of, episodes_of
 from rlinf_embodied.reasoning.tool_calls import ToolCalls
 from rlinf_embodied.telemetry.progress import report_progress
 
-_IDLE_S = 0.002  # between two looks for answers while the engine has nothing to do
+_IDLE_S = 0.002  # between two polls for tools' answers while the engine has nothing to do
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """Episodes that were begun together."""
+    """Episodes that began together."""
 
     block: int
-    asked: tuple[Asked, ...]
-    iteration: int  # in which they were begun: it keys their noise
+    problems: tuple[PromptedProblem, ...]
+    iteration: int  # in which they began: it keys their noise
     version: int  # of the weights at that time
     episodes: Episodes
 
 
 class EpisodeRunner:
-    """The episodes that are under way."""
+    """The unfinished episodes of a worker, and the ended ones that have not been taken."""
 
     def __init__(self, config: MathConfig, codec: PromptCodec, engine: Engine) -> None:
         self._config, self._codec, self._engine = config, codec, engine
         self.load = EngineLoad()
-        self._at = (0, 0, 0)  # attempt, iteration and round
+        self._round = (0, 0, 0)  # attempt, iteration and round
         self._carries = config.carried_per_block > 0
         self._calls = ToolCalls.of(config.tool)
-        self._units: list[Unit] = []  # in the order in which they were begun
-        self._rows: dict[int, tuple[Unit, int]] = {}  # by number in the engine: the episode's unit and its number there
-        self._begun = set[int]()  # blocks that have not been taken yet
-        self._ahead = set[int]()  # ids of prompts that were begun before their iteration
+        self._units: list[Unit] = []  # the oldest first
+        self._rows: dict[int, tuple[Unit, int]] = {}  # unit and episode number, by the engine's number of the row
+        self._begun = set[int]()  # blocks that have not been taken
+        self._begun_early = set[int]()  # ids of prompts that began before their iteration
 
     def enter(self, attempt: int, iteration: int, round: int) -> None:
-        """Begins or continues a round: gives up what is of another attempt, or of a round before and not carried over.
+        """Begins or continues a round; abandons episodes of another attempt, and of earlier rounds unless carried over.
 
-        With episodes.late=drop, episodes that have been under way for too long begin again.
+        With episodes.late=drop, episodes that have been unfinished for too long are restarted.
         """
-        before, self._at = self._at, (attempt, iteration, round)
-        if before[0] != attempt or (before != self._at and not self._carries):
+        previous, self._round = self._round, (attempt, iteration, round)
+        if previous[0] != attempt or (previous != self._round and not self._carries):
             self.clear()
         settings = self._config.episodes
-        if before != self._at and settings.late is Late.drop:
-            old = [unit for unit in self._units if self._behind(unit) > settings.max_behind]
-            self._give_up(old)
-            self._units += [self._unit(unit.block, unit.asked) for unit in old]
+        if previous != self._round and settings.late is Late.drop:
+            late = [unit for unit in self._units if self._behind(unit) > settings.max_behind]
+            self._abandon(late)
+            self._units += [self._unit(unit.block, unit.problems) for unit in late]
 
-    def begin(self, first: int, parts: Sequence[Sequence[Asked]]) -> None:
-        """Begins the episodes of neighbouring blocks, unless they have been begun.
+    def begin(self, first: int, batch: Sequence[Sequence[PromptedProblem]]) -> None:
+        """Begins the episodes of neighbouring blocks, from block `first` on, unless they have begun.
 
-        Those of a block's problems that are behind the first K are begun ahead.
+        The problems of a block after the first K begin early: they belong to the next iteration.
         """
-        blocks = range(first, first + len(parts))
+        blocks = range(first, first + len(batch))
         if not self._begun.isdisjoint(blocks):
             return
         self._begun.update(blocks)
-        for block, asked in zip(blocks, parts, strict=True):
-            new = [one for one in asked if one[1].id not in self._ahead]
-            ids = [prompt.id for _, prompt in asked]
-            own = ids[: self._config.prompts_per_block]
-            self._ahead = (self._ahead - set(own)) | set(ids[len(own) :])
-            for part in [(one,) for one in new] if self._carries else [tuple(new)]:
+        for block, problems in zip(blocks, batch, strict=True):
+            new = tuple(prompted for prompted in problems if prompted[1].id not in self._begun_early)
+            ids, count = [prompt.id for _, prompt in problems], self._config.prompts_per_block
+            self._begun_early = (self._begun_early - set(ids[:count])) | set(ids[count:])
+            for part in [(prompted,) for prompted in new] if self._carries else [new]:
                 self._units.append(self._unit(block, part))
 
-    def _unit(self, block: int, asked: tuple[Asked, ...]) -> Unit:
+    def _unit(self, block: int, problems: tuple[PromptedProblem, ...]) -> Unit:
         config = self._config
         limits = self._codec, self._calls, config.algorithm.tokens_per_microbatch
-        episodes = episodes_of(asked, config.rl.group_size, config, *limits)
-        return Unit(block, asked, self._at[1], self._engine.version, episodes)
+        episodes = episodes_of(problems, config.rl.group_size, config, *limits)
+        return Unit(block, problems, self._round[1], self._engine.version, episodes)
 
     def take(self, block: int) -> Completions | None:
-        """Returns the episodes of a block, or as many prompts of any; None while there are too few that are over."""
+        """Returns the completions of a block, or with partial rollouts of any K prompts; None if too few have ended."""
         count, settings = self._config.prompts_per_block, self._config.episodes
         if self._carries:
-            over = [unit for unit in self._units if unit.episodes.over][:count]
+            ended = [unit for unit in self._units if unit.episodes.over][:count]
             waits = settings.late is Late.wait
             late = [u for u in self._units if waits and self._behind(u) >= settings.max_behind][:count]
-            if len(over) < count or any(unit not in over for unit in late):
+            if len(ended) < count or any(unit not in ended for unit in late):
                 return None
         else:
-            over = [unit for unit in self._units if unit.block == block]
-            if not all(unit.episodes.over for unit in over):
+            ended = [unit for unit in self._units if unit.block == block]
+            if not all(unit.episodes.over for unit in ended):
                 return None
         self._begun.discard(block)
-        episodes = [episode for unit in over for episode in unit.episodes.finished()]
-        made = completions_of(episodes, self._config.rl.group_size, self._engine.version)
-        for unit in over:
+        episodes = [episode for unit in ended for episode in unit.episodes.finished()]
+        completions = completions_of(episodes, self._config.rl.group_size, self._engine.version)
+        for unit in ended:
             self._units.remove(unit)
             unit.episodes.close()
-        return made
+        return completions
 
     def _behind(self, unit: Unit) -> int:
         return self._engine.version - unit.version
 
     def advance(self) -> None:
-        """Asks for the turns that can be continued now, and has the engine decode a little."""
-        asked: dict[tuple[int, int], list[tuple[Unit, Turn]]] = {}
+        """Submits the turns that are ready, and polls the engine once."""
+        ready: dict[tuple[int, int], list[tuple[Unit, Turn]]] = {}
         for unit in self._units:
             if (turn := unit.episodes.turn(wait=False)) is not None:
-                asked.setdefault((unit.iteration, turn.group_size), []).append((unit, turn))
-        for (iteration, size), turns in asked.items():
-            self._submit(turns, iteration, size)
-        rows = poll(self._engine, self.load)
-        said: dict[int, tuple[Unit, dict[int, Generated]]] = {}
-        for row in rows:
-            if (found := self._rows.pop(row.row, None)) is not None:
-                unit, number = found
-                said.setdefault(id(unit), (unit, {}))[1][number] = row
-        for unit, of in said.values():
-            unit.episodes.take(of)
-        if not self._rows and not rows:
+                ready.setdefault((unit.iteration, turn.group_size), []).append((unit, turn))
+        for (iteration, group_size), turns in ready.items():
+            self._submit(turns, iteration, group_size)
+        finished = poll(self._engine, self.load)
+        generated: dict[Unit, dict[int, Generated]] = {}
+        for row in finished:
+            if row.row in self._rows:
+                unit, number = self._rows.pop(row.row)
+                generated.setdefault(unit, {})[number] = row
+        for unit, rows in generated.items():
+            unit.episodes.take(rows)
+        if not self._rows and not finished:
             time.sleep(_IDLE_S)
-            report_progress()  # the calls of tools have limits of their own
+            report_progress()  # calls of tools have separate time limits
 
-    def _submit(self, turns: Sequence[tuple[Unit, Turn]], iteration: int, size: int) -> None:
+    def _submit(self, turns: Sequence[tuple[Unit, Turn]], iteration: int, group_size: int) -> None:
         prompts = tuple(prompt for _, turn in turns for prompt in turn.prompts)
-        requests = GenerationBlock(prompts, size, self._config.generation, self._config.run.seed, iteration)
+        requests = GenerationBlock(prompts, group_size, self._config.generation, self._config.run.seed, iteration)
         owners = [(unit, number) for unit, turn in turns for number in turn.numbers]
         self._rows |= zip(self._engine.submit(requests), owners, strict=True)
 
-    def _give_up(self, units: Sequence[Unit]) -> None:
+    def _abandon(self, units: Sequence[Unit]) -> None:
         rows = [row for row, (unit, _) in self._rows.items() if unit in units]
         self._engine.abort(rows)
         for row in rows:
@@ -148,10 +147,10 @@ class EpisodeRunner:
             unit.episodes.close()
 
     def clear(self) -> None:
-        """Gives up everything."""
-        self._give_up(tuple(self._units))
+        """Abandons all episodes."""
+        self._abandon(tuple(self._units))
         self._begun.clear()
-        self._ahead.clear()
+        self._begun_early.clear()
 
     def close(self) -> None:
         self.clear()

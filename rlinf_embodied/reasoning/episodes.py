@@ -1,16 +1,16 @@
-"""Episodes of several turns: the model writes, a tool or an agent answers, and the model continues after what it reads.
+"""Episodes of several turns: the model writes, a tool or an agent answers, and the model continues after the answer.
 
     prompt     What is 12*4+50?
     turn 1     12*4= <eos>                  sampled
-    tool       48;                          given
+    tool       48;                          inserted
     turn 2     48+50= <eos>                 sampled
-    tool       98;                          given
-    turn 3     #98 <eos>                    sampled: the tool has nothing to say, so the episode ends
+    tool       98;                          inserted
+    turn 3     #98 <eos>                    sampled; the tool returns None, so the episode ends
 
-Prompt and continuation are token ids throughout.  A row is a stretch in which each turn's prompt is exactly what was
-said before and more: no sampled token is ever decoded and encoded again, and given ones are left out of the loss.
-Where the chat template writes earlier turns differently (without the model's thoughts, say), another row begins, whose
-prompt is what the template writes now.  An episode of one turn is a completion.
+Prompts and continuations are token ids throughout.  The prompt of each turn within a row is exactly the earlier tokens
+of the row and the answer: no sampled token is decoded and encoded again, and inserted tokens are excluded from the
+loss.  If the chat template writes earlier turns differently (for example without the model's thoughts), a new row
+begins, whose prompt is what the template writes now.  An episode of one turn is a completion.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ import torch
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.interfaces.language import ChatMessage, PromptCodec, TokenBatch, padded
-from rlinf_embodied.reasoning.batch import Asked, Completions, GenerationBlock, Prompt, Turn, generation_report
+from rlinf_embodied.reasoning.batch import (
+    Completions,
+    GenerationBlock,
+    Prompt,
+    PromptedProblem,
+    Turn,
+    generation_report,
+)
 from rlinf_embodied.reasoning.engine import Engine, Generated, generate
 from rlinf_embodied.reasoning.prompt_stage import PromptStage
 from rlinf_embodied.reasoning.tool_calls import Answers, ToolCalls
@@ -33,69 +40,73 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 @dataclass(slots=True)
 class Row:
-    """A stretch of an episode: a prompt and its continuation, token by token."""
+    """A prompt and its continuation of L tokens, within an episode."""
 
     prompt: tuple[int, ...]
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)  # 0 for given tokens
-    given: list[bool] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)  # of the weights; of given tokens those before them
-    ended: bool = False  # by the model; else max_new_tokens or its context cut it off
+    tokens: list[int] = field(default_factory=list)  # L
+    log_probs: list[float] = field(default_factory=list)  # L, 0 for inserted tokens
+    given: list[bool] = field(default_factory=list)  # L, True for inserted tokens
+    versions: list[int] = field(default_factory=list)  # L, of the weights; an inserted token has that of the one before
+    ended: bool = False  # by the model; False: cut off by max_new_tokens or the context
 
 
 class Episode:
     """One sample of a problem, turn by turn."""
 
     def __init__(
-        self, asked: Asked, sample: int, codec: PromptCodec, longest: int, most: int | None, *, each_turn: bool
+        self,
+        prompted: PromptedProblem,
+        sample: int,
+        codec: PromptCodec,
+        max_new_tokens: int,
+        max_row_tokens: int | None,
+        *,
+        each_turn: bool,
     ) -> None:
-        """Begins without a turn.
+        """Creates an episode without a turn; `sample` is its index among the problem's samples.
 
-        Args:
-            longest: tokens behind a row's prompt, or with `each_turn` of every turn.
-            most: of a row, its prompt included; None: no limit.
+        `max_new_tokens` limits the continuation of a row, or with `each_turn` every turn; `max_row_tokens` limits a row
+        with its prompt (None: no limit).
         """
-        self.problem, self.first = asked
+        self.problem, self.first = prompted
         self.sample, self.rows, self.turns = sample, list[Row](), 0
         self.text = ""  # of the last turn
-        self.earned: float | None = None  # the reward that an agent gave; None: the verifier gives one
-        self._codec, self._longest, self._most, self._each_turn = codec, longest, most, each_turn
+        self.agent_reward: float | None = None  # None: the reward stage scores the episode
+        self._codec, self._each_turn = codec, each_turn
+        self._max_new_tokens, self._max_row_tokens = max_new_tokens, max_row_tokens
 
-    def begin(self) -> None:
-        """Asks for a turn after the problem's own prompt."""
-        self.rows.append(Row(self.first.tokens))
-
-    def ask(self, chat: Sequence[ChatMessage]) -> Prompt | None:
-        """Returns the prompt of the turn after these messages; None where there is no room for a token of it."""
-        row = self.rows[-1] if self.rows else None
-        more = None
+    def next_prompt(self, chat: Sequence[ChatMessage]) -> Prompt | None:
+        """Begins a turn after these messages; returns its prompt, or None if there is no room for a token."""
+        row, inserted = self.rows[-1] if self.rows else None, None
         if row is not None and row.ended:
-            more = self._codec.encode_next_turn([*row.prompt, *row.tokens], chat)
-        if row is None or more is None:
-            row, more = Row(tuple(self._codec.encode_chat(chat))), []
-        whole = len(row.prompt) + len(row.tokens) + len(more)
-        room = self._longest - (0 if self._each_turn else len(row.tokens) + len(more))
-        room = room if self._most is None else min(room, self._most - whole)
+            inserted = self._codec.encode_next_turn([*row.prompt, *row.tokens], chat)
+        is_new = row is None or inserted is None
+        if row is None or inserted is None:
+            row, inserted = Row(tuple(self._codec.encode_chat(chat))), []
+        length = len(row.tokens) + len(inserted)
+        room = self._max_new_tokens - (0 if self._each_turn else length)
+        if self._max_row_tokens is not None:
+            room = min(room, self._max_row_tokens - len(row.prompt) - length)
         if room < 1:
             return None
-        place = sum(len(earlier.tokens) for earlier in self.rows) + len(more)
-        row.tokens += more
-        row.log_probs += [0.0] * len(more)
-        row.given += [True] * len(more)
-        row.versions += row.versions[-1:] * len(more)
-        row.ended = False
-        if not self.rows or self.rows[-1] is not row:
+        if is_new:
             self.rows.append(row)
+        row.tokens += inserted
+        row.log_probs += [0.0] * len(inserted)
+        row.given += [True] * len(inserted)
+        row.versions += row.versions[-1:] * len(inserted)
+        row.ended = False
+        place = sum(len(earlier.tokens) for earlier in self.rows)
         return Prompt(self.first.id, (*row.prompt, *row.tokens), self.sample, place, room)
 
-    def add(self, said: Generated) -> None:
-        """Takes a turn."""
-        row, tokens = self.rows[-1], said.tokens.tolist()
+    def add(self, generated: Generated) -> None:
+        """Adds a generated turn."""
+        row, tokens = self.rows[-1], generated.tokens.tolist()
         row.tokens += tokens
-        row.log_probs += said.log_probs.tolist()
+        row.log_probs += generated.log_probs.tolist()
         row.given += [False] * len(tokens)
-        row.versions += said.versions.tolist()
-        row.ended = said.ended
+        row.versions += generated.versions.tolist()
+        row.ended = generated.ended
         self.turns += 1
         self.text = self._codec.decode(tokens)
 
@@ -105,46 +116,50 @@ class Episodes(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether there will be no further turn."""
+        """Whether all episodes have ended."""
         ...
 
     def turn(self, wait: bool = True) -> Turn | None:
-        """Returns what the model is to continue.
+        """Returns the prompts of the next turn.
 
-        With `wait` all episodes end a turn before any is answered, and None says that all are over.  Without, it is
-        what can be continued at this moment; None: nothing yet.
+        With `wait` all episodes finish a turn before any is answered, and None means that all have ended.  Without it
+        the turn has the prompts that are ready, and None means that none is.
         """
         ...
 
-    def take(self, said: Mapping[int, Generated]) -> None:
-        """Takes turns that were asked for, by the episodes' numbers."""
+    def take(self, rows: Mapping[int, Generated]) -> None:
+        """Adds generated turns, by episode number."""
         ...
 
     def finished(self) -> list[Episode]:
-        """Returns all episodes, which are over."""
+        """Returns all episodes, once they have ended."""
         ...
 
     def close(self) -> None:
-        """Ends what is still at work for them."""
+        """Stops threads and servers that work for the episodes."""
         ...
 
 
 class ToolEpisodes:
-    """Episodes in which a function answers the model's turns, or in which there is but one turn."""
+    """Episodes in which a function answers the model's turns; without a tool they have one turn."""
 
     def __init__(
-        self, asked: Sequence[Asked], group_size: int, config: MathConfig, codec: PromptCodec, calls: ToolCalls | None
+        self,
+        problems: Sequence[PromptedProblem],
+        group_size: int,
+        config: MathConfig,
+        codec: PromptCodec,
+        calls: ToolCalls | None,
     ) -> None:
-        """Begins; `config` says how many turns, and how many tokens an episode has, and `calls` answer the turns."""
-        self._asked, self._group_size = asked, group_size
-        self._calls, self._most_turns = calls, config.tool.num_turns
+        """Creates the episodes; `config` limits turns and tokens, `calls` answers the turns."""
+        self._problems, self._group_size = problems, group_size
+        self._calls, self._max_turns = calls, config.tool.num_turns
         self._codec, self._template = codec, PromptTemplate.of(config.data)
         limits = config.generation.max_new_tokens, codec.context_length
-        self._all = [Episode(one, g, codec, *limits, each_turn=False) for one in asked for g in range(group_size)]
-        self._chats: dict[int, list[ChatMessage]] = {}  # of the episodes that a tool has answered
+        self._all = [Episode(p, g, codec, *limits, each_turn=False) for p in problems for g in range(group_size)]
+        self._chats: dict[int, list[ChatMessage]] = {}  # by number, of the episodes that the tool has answered
         self._answers: Answers = Answers()
-        self._at_tool = 0  # episodes that wait for the tool
-        self._at_model = 0  # those that wait for the model
+        self._at_tool, self._at_model = 0, 0  # numbers of episodes that wait for the tool and for the model
 
     @property
     def over(self) -> bool:
@@ -153,43 +168,41 @@ class ToolEpisodes:
     def turn(self, wait: bool = True) -> Turn | None:
         if not self._all[0].rows:
             for episode in self._all:
-                episode.begin()
+                episode.rows.append(Row(episode.first.tokens))
             self._at_model = len(self._all)
-            return Turn(tuple(prompt for _, prompt in self._asked), self._group_size, tuple(range(self._at_model)))
-        found: dict[int, Prompt] = {}
+            return Turn(tuple(prompt for _, prompt in self._problems), self._group_size, tuple(range(self._at_model)))
+        prompts: dict[int, Prompt] = {}
         while self._at_tool and self._calls is not None:
             answered = self._calls.next_answer(self._answers, wait)
             if answered is None:
                 break
             self._at_tool -= 1
             number, answer = cast(tuple[int, str | None], answered)
-            if (prompt := self._asks(number, answer)) is not None:
-                found[number] = prompt
-        self._at_model += len(found)
-        numbers = tuple(sorted(found))
-        return Turn(tuple(found[number] for number in numbers), 1, numbers) if found else None
+            if answer is not None and (prompt := self._next_prompt(number, answer)) is not None:
+                prompts[number] = prompt
+        self._at_model += len(prompts)
+        numbers = tuple(sorted(prompts))
+        return Turn(tuple(prompts[number] for number in numbers), 1, numbers) if prompts else None
 
-    def _asks(self, number: int, answer: str | None) -> Prompt | None:
-        """Returns the prompt of an episode's next turn; None where it is over."""
+    def _next_prompt(self, number: int, answer: str) -> Prompt | None:
+        """Returns the prompt of an episode's next turn; None if there is no room for it."""
         episode = self._all[number]
-        if answer is None:
-            return None
         if number not in self._chats:
             problem = episode.problem
             self._chats[number] = self._codec.chat(self._template.prompt(problem), problem.history)
-        said = [{"role": "assistant", "content": episode.text}, {"role": "tool", "content": answer}]
-        self._chats[number] = [*self._chats[number], *said]
-        prompt = episode.ask(self._chats[number])
+        self._chats[number].append({"role": "assistant", "content": episode.text})
+        self._chats[number].append({"role": "tool", "content": answer})
+        prompt = episode.next_prompt(self._chats[number])
         if prompt is None:
             episode.rows[-1].ended = False
         return prompt
 
-    def take(self, said: Mapping[int, Generated]) -> None:
-        for number, turn in said.items():
+    def take(self, rows: Mapping[int, Generated]) -> None:
+        for number, generated in rows.items():
             episode = self._all[number]
-            episode.add(turn)
+            episode.add(generated)
             self._at_model -= 1
-            if episode.rows[-1].ended and episode.turns < self._most_turns and self._calls is not None:
+            if episode.rows[-1].ended and episode.turns < self._max_turns and self._calls is not None:
                 self._calls.ask(self._answers, number, episode.text, episode.problem)
                 self._at_tool += 1
 
@@ -200,7 +213,10 @@ class ToolEpisodes:
 
 
 def completions_of(episodes: Sequence[Episode], group_size: int, version: int) -> Completions:
-    """Returns the episodes of K problems, G of each, problem by problem; `version` is the last one of the weights."""
+    """Returns the completions of K problems, G episodes each, problem by problem.
+
+    `version` is that of the newest weights.
+    """
     rows = [(row, number) for number, episode in enumerate(episodes) for row in episode.rows]
     column = lambda name: [getattr(row, name) for row, _ in rows]  # noqa: E731
     versions = column("versions")
@@ -213,41 +229,41 @@ def completions_of(episodes: Sequence[Episode], group_size: int, version: int) -
         ended=torch.tensor(column("ended")),
         samples=tuple(number for _, number in rows),
         turns=sum(episode.turns for episode in episodes),
-        earned=tuple(episode.earned for episode in episodes),
+        agent_rewards=tuple(episode.agent_reward for episode in episodes),
         versions=padded(versions, torch.long) if set().union(*versions) - {version} else None,
     )
 
 
 def run_episodes(engine: Engine, episodes: Episodes, block: GenerationBlock) -> Completions:
-    """Runs episodes to their end in this process; `block` says how tokens are drawn."""
+    """Runs episodes to their end in this process; `block` has the sampling and the keys of the noise."""
     while (turn := episodes.turn()) is not None:
-        asked = replace(block, prompts=turn.prompts, group_size=turn.group_size)
-        episodes.take(dict(zip(turn.numbers, generate(engine, asked), strict=True)))
+        requests = replace(block, prompts=turn.prompts, group_size=turn.group_size)
+        episodes.take(dict(zip(turn.numbers, generate(engine, requests), strict=True)))
     return completions_of(episodes.finished(), block.group_size, engine.version)
 
 
 def episodes_of(
-    asked: Sequence[Asked],
+    problems: Sequence[PromptedProblem],
     group_size: int,
     config: MathConfig,
     codec: PromptCodec,
     calls: ToolCalls | None = None,
-    most: int | None = None,
+    max_row_tokens: int | None = None,
 ) -> Episodes:
-    """Returns new episodes: an agent's where there is one, whose rows have up to `most` tokens and the context's.
+    """Returns new episodes, which an agent drives if the config names one.
 
-    `calls` are those of the config's tool, if it has one.
+    `calls` are those of the config's tool, if any; `max_row_tokens` limits the rows of an agent.
     """
     if config.agent._target_ is not None:
-        from rlinf_embodied.reasoning.agents import AgentEpisodes  # it has a server
+        from rlinf_embodied.reasoning.agents import AgentEpisodes  # imports an HTTP server
 
-        limits = [limit for limit in (most, codec.context_length) if limit is not None]
-        return AgentEpisodes(asked, group_size, config, codec, min(limits, default=None))
-    return ToolEpisodes(asked, group_size, config, codec, calls)
+        limits = [limit for limit in (max_row_tokens, codec.context_length) if limit is not None]
+        return AgentEpisodes(problems, group_size, config, codec, min(limits, default=None))
+    return ToolEpisodes(problems, group_size, config, codec, calls)
 
 
 class EpisodeStage(PromptStage):
-    """The opener of the loop with generation: asks problems as PromptStage does, and answers the model's turns."""
+    """Draws problems as PromptStage does, and answers the model's turns in a loop with generation."""
 
     def setup(self, context: StageContext) -> None:
         super().setup(context)
@@ -259,34 +275,34 @@ class EpisodeStage(PromptStage):
         """Returns each block's first turn."""
         config, codec = self._config, self._prompts.codec
         for block in blocks:
-            if (given_up := self._episodes.pop(block, None)) is not None:  # of an attempt that was not finished
-                given_up.close()
+            if (abandoned := self._episodes.pop(block, None)) is not None:  # by an attempt that did not finish
+                abandoned.close()
             limits = self._calls, config.algorithm.tokens_per_microbatch
-            asked = self._drawn(step_context, block)
-            self._episodes[block] = episodes_of(asked, config.rl.group_size, config, codec, *limits)
+            problems = self._draw(step_context, block)
+            self._episodes[block] = episodes_of(problems, config.rl.group_size, config, codec, *limits)
         return {block: self._episodes[block].turn() for block in blocks}
 
     def step(
         self, step_context: StepContext, answers: Mapping[int, tuple[Mapping[int, Generated], int] | None]
     ) -> Mapping[int, Turn | None]:
-        """Returns each block's next turn; None where its episodes are over."""
+        """Takes each block's rows and the weights' version; returns its next turn, None if its episodes have ended."""
         for block, answer in answers.items():
             if answer is not None:
-                said, self._version = answer
-                self._episodes[block].take(said)
+                rows, self._version = answer
+                self._episodes[block].take(rows)
         return {block: None if a is None else self._episodes[block].turn() for block, a in answers.items()}
 
     def close(self, step_context: StepContext, blocks: Mapping[int, None]) -> Output:
         """Returns the Completions of each block."""
-        made = {}
+        outputs = {}
         for block in blocks:
             episodes = self._episodes.pop(block)
-            made[block] = completions_of(episodes.finished(), self._config.rl.group_size, self._version)
+            outputs[block] = completions_of(episodes.finished(), self._config.rl.group_size, self._version)
             episodes.close()
-        return Output(made, generation_report(made.values(), {}))
+        return Output(outputs, generation_report(outputs.values(), {}))
 
     def leave(self) -> None:
-        """Ends agents that are still at work."""
+        """Ends agents and tools that are still running."""
         for episodes in self._episodes.values():
             episodes.close()
         if self._calls is not None:

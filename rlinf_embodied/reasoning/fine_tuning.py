@@ -1,6 +1,6 @@
-"""Supervised fine-tuning: its stage and graph, and the warm start of other runs, which is such a run.
+"""Supervised fine-tuning: its stage and graph, and the warm start of RL, which is such a run.
 
-An iteration is some optimizer steps on direct answers and chains of thought, which lie in a fixed number of blocks.
+An iteration is a number of optimizer steps on direct answers and chains of thought, in a fixed number of blocks.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 FINE_TUNING = "fine_tuning"
 NUM_BLOCKS = 2  # of examples: fixed, so that weights do not depend on the number of devices
-_LEAST_WASTE = 0.5  # a microbatch is cut in two where more than this share of it would be padding
-_VERSION = 1  # of what a cached policy depends on in addition to its key
+_MIN_WASTE = 0.5  # a microbatch is split if more than this fraction of it would be padding
+_VERSION = 1  # of this code, in the keys of cached policies
 _WARMUP_STEPS = 20
-# of `policy`: what no bit of the small model depends on
+# settings of `policy` that do not affect the small model
 _OF_OTHER_MODELS = (
     *("critic_target", "lora", "precision", "system_prompt", "chat_template_args", "packing", "checkpoint_activations"),
 )
-_FIRST = 1 << 39  # position in an endless stream from which examples are taken: none of them is trained on by RL
+_FIRST = 1 << 39  # position of the first example in an endless stream, which RL never reaches
 
 
 def fine_tuning_workflow(config: MathConfig, policy_folder: str) -> Workflow:
-    """Returns the graph of the one stage; the folder "" stands for a new policy."""
-    made = StageConfig(config, policy_folder)
-    spec = StageSpec(FINE_TUNING, f"{__name__}.FineTuningStage", made, collective=True)
+    """Returns the graph of the one stage; the folder "" means a new policy."""
+    stage_config = StageConfig(config, policy_folder)
+    spec = StageSpec(FINE_TUNING, f"{__name__}.FineTuningStage", stage_config, collective=True)
     return Workflow("fine-tuning", NUM_BLOCKS, {FINE_TUNING: spec})
 
 
 def fine_tuning_of(config: MathConfig) -> MathConfig:
-    """Returns the run of supervised fine-tuning that is the warm start."""
-    # adapters of random weights would learn little; packed rows would have other last bits
+    """Returns the config of the warm start, a run of supervised fine-tuning."""
+    # adapters over random weights would learn little, and packed rows have different last bits
     policy = replace(config.policy, lora=LoraSettings(rank=0), precision=Precision.float32, packing=False)
     run = replace(config.run, num_iterations=config.warm_start.num_iterations)
     return replace(config, policy=policy, algorithm=config.warm_start, run=run)
 
 
 def starting_policy(config: MathConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
-    """Returns the folder that a training starts from: a given one, or that of a small model, kept in the cache.
+    """Returns the folder that a training starts from: a configured one, or that of the cached small model.
 
-    The small model is fine-tuned, unless the training is the fine-tuning itself.
+    The small model is fine-tuned, unless the training is fine-tuning itself.
     """
-    given = config.policy.folder or config.warm_start.checkpoint
-    if given is not None:
-        return Path(given).expanduser()
+    folder = config.policy.folder or config.warm_start.checkpoint
+    if folder is not None:
+        return Path(folder).expanduser()
     tuned = fine_tuning_of(config)
     number = 0 if isinstance(config.algorithm, LanguageSFTConfig) else tuned.run.num_iterations
     make = partial(common.make_policy, fine_tuning_workflow(tuned, ""), session, cluster, number, progress)
@@ -78,13 +78,13 @@ def starting_policy(config: MathConfig, session: Session, cluster: Cluster, prog
 
 
 def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
-    """Returns where the small model that a training starts from is cached: keyed by all that it is a function of."""
+    """Returns the cache folder of a training's small model; its name has a hash of everything that determines it."""
     data, start = config.data, asdict(config.warm_start)
-    own = template_text(data.prompt_template) if data.prompt_template.endswith(".jinja") else None
+    custom_template = template_text(data.prompt_template) if data.prompt_template.endswith(".jinja") else None
     key = {
         "version": _VERSION,
         "new": isinstance(config.algorithm, LanguageSFTConfig),
-        "data": {"level": data.level, "prompt_template": own or data.prompt_template},
+        "data": {"level": data.level, "prompt_template": custom_template or data.prompt_template},
         "policy": {k: v for k, v in asdict(config.policy).items() if k not in _OF_OTHER_MODELS},
         **({"tool": config.tool._target_} if config.warm_start.tool_share else {}),
         "warm_start": {
@@ -99,7 +99,7 @@ def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
     return common.cache_folder(config.warm_start.cache_dir, name, key, ("torch", "transformers"))
 
 
-Example = tuple[list[int], list[int], list[bool]]  # prompt; completion, and which of its tokens a tool gives
+Example = tuple[list[int], list[int], list[bool]]  # prompt, completion, and which of its tokens a tool inserted
 
 
 def token_batch(examples: Sequence[Example]) -> TokenBatch:
@@ -114,61 +114,72 @@ class FineTuningStage(LanguageLearner):
         super().setup(context)
         assert isinstance(self._config.algorithm, LanguageSFTConfig)
         self._settings = settings = self._config.algorithm
-        self._examples = {block: self._drawn(Split.train, block, settings.num_examples) for block in context.blocks}
-        self._held_out = {block: self._drawn(Split.test, block, settings.num_held_out) for block in context.blocks}
+        self._examples = {block: self._draw(Split.train, block, settings.num_examples) for block in context.blocks}
+        self._held_out = {block: self._draw(Split.test, block, settings.num_held_out) for block in context.blocks}
 
-    def _drawn(self, split: Split, block: int, number: int) -> list[Example]:
-        """Returns the examples of a block, of `number` in all; whether one shows its steps is keyed by its number.
+    def _draw(self, split: Split, block: int, number: int) -> list[Example]:
+        """Returns a block's examples, of `number` in all; whether one has worked steps is keyed by its number.
 
-        Those of more than algorithm.tokens_per_microbatch are left out.
+        Examples of more than algorithm.tokens_per_microbatch tokens are omitted.
 
         Raises:
             ConfigError: there are no worked steps to learn from, or too few examples.
         """
-        config, settings, policy, trains = self._config, self._settings, self._policy, split is Split.train
+        config, settings, trains = self._config, self._settings, split is Split.train
         source = problem_source(config.data, config.run.seed if trains else config.data.seed)
         available, share = source.size(split), settings.chain_of_thought_share
         first = _FIRST if trains and available is None else 0
         size = (number if available is None else min(number, available)) // NUM_BLOCKS
         problems = source.batch(split, first + block * size, size)
+        has_calls, rule = settings.tool_share > 0, "the config names no tool that they could call"
+        valid, action = config.tool._target_ is not None or not has_calls, "give tool._target_, or use 0"
+        require(valid, f"{settings.section}.tool_share", settings.tool_share, rule, action)
         rule = "no training problem has worked steps: in files they stand in the answer, before ####"
-        wanted, rule_of_tool = settings.tool_share > 0, "no tool could be called in them"
-        there, action = config.tool._target_ is not None or not wanted, "give tool._target_, or use 0"
-        require(there, f"{settings.section}.tool_share", settings.tool_share, rule_of_tool, action)
-        action, worked = "give such answers, or use 0", share == 0 or any(problem.solution for problem in problems)
-        require(worked or not trains, f"{settings.section}.chain_of_thought_share", share, rule, action)
+        valid = not trains or share == 0 or any(problem.solution for problem in problems)
+        path = f"{settings.section}.chain_of_thought_share"
+        require(valid, path, share, rule, "give such answers, or use 0")
         numbers, template = np.arange(block * size, (block + 1) * size), PromptTemplate.of(config.data)
-        drawn = uniform(config.run.seed, "worked" if trains else "worked/held out", numbers).tolist()
-        called, tool = share + settings.tool_share, ToolCalls.of(config.tool) if wanted else None
-        most, found = settings.tokens_per_microbatch, list[Example]()
-        for problem, number in zip(problems, drawn, strict=True):
-            text = template.completion(problem, number < called)
-            if tool is None or not share <= number < called:
-                parts = [(text, False)]
-            else:
-                parts = with_calls(tool.call, problem, text)
-            chat, row, mask = policy.codec.chat(template.prompt(problem), problem.history), list[int](), list[bool]()
-            prompt = policy.codec.encode_chat(chat)
-            for part, said in parts:
-                chat = [*chat, {"role": "tool" if said else "assistant", "content": part}]
-                tokens = (
-                    policy.codec.encode_next_turn([*prompt, *row], chat) if said else policy.encode_completion(part)
-                )
-                rule = "the model's chat template writes earlier turns differently when a tool answers"
-                action = "use 0, or a model with another template"
-                require(tokens is not None, f"{settings.section}.tool_share", settings.tool_share, rule, action)
-                row, mask = [*row, *(tokens or [])], [*mask, *[said] * len(tokens or [])]
-            if len(prompt) + len(row) <= most:
-                found.append((prompt, row, mask))
-        if tool is not None:
-            tool.close()
-        rule = f"each of {NUM_BLOCKS} blocks gives half of it, and one has {len(found)} examples of up to {most} tokens"
-        enough = len(found) >= settings.batch_size // NUM_BLOCKS or not trains
+        draws = uniform(config.run.seed, "worked" if trains else "worked/held out", numbers).tolist()
+        calls, examples = ToolCalls.of(config.tool) if has_calls else None, list[Example]()
+        for problem, draw in zip(problems, draws, strict=True):
+            text = template.completion(problem, draw < share + settings.tool_share)
+            turns = [(text, False)]
+            if calls is not None and share <= draw < share + settings.tool_share:
+                turns = with_calls(calls.call, problem, text)
+            prompt, completion, inserted = self._encode(template, problem, turns)
+            if len(prompt) + len(completion) <= settings.tokens_per_microbatch:
+                examples.append((prompt, completion, inserted))
+        if calls is not None:
+            calls.close()
+        rule = (
+            f"each of {NUM_BLOCKS} blocks provides half of it, and one has {len(examples)} examples of up to "
+            f"{settings.tokens_per_microbatch} tokens"
+        )
+        enough = len(examples) >= settings.batch_size // NUM_BLOCKS or not trains
         require(enough, f"{settings.section}.batch_size", settings.batch_size, rule, "use a smaller one")
-        return found
+        return examples
+
+    def _encode(self, template: PromptTemplate, problem: Problem, turns: Sequence[tuple[str, bool]]) -> Example:
+        """Returns the tokens of a problem's prompt and of turns, each with whether a tool inserted it."""
+        codec, completion, inserted = self._policy.codec, list[int](), list[bool]()
+        chat = codec.chat(template.prompt(problem), problem.history)
+        prompt = codec.encode_chat(chat)
+        for text, by_tool in turns:
+            chat = [*chat, {"role": "tool" if by_tool else "assistant", "content": text}]
+            if by_tool:
+                tokens = codec.encode_next_turn([*prompt, *completion], chat)
+                rule = "the model's chat template writes earlier turns differently when a tool answers"
+                path, action = f"{self._settings.section}.tool_share", "use 0, or a model with another template"
+                require(tokens is not None, path, self._settings.tool_share, rule, action)
+                assert tokens is not None
+            else:
+                tokens = self._policy.encode_completion(text)
+            completion += tokens
+            inserted += [by_tool] * len(tokens)
+        return prompt, completion, inserted
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Makes the steps of an iteration; reports mean losses per token."""
+        """Makes the optimizer steps of an iteration; reports mean losses per token."""
         self.sends_frozen = False
         fitted = fit(self._learner, self._batches(step_context.iteration), self._passes)
         self._learner.publish()
@@ -188,69 +199,69 @@ class FineTuningStage(LanguageLearner):
             yield {block: self._rows(block, step) for block in self._examples}
 
     def _rows(self, block: int, step: int) -> Tensor:
-        """The examples of a block in a step: the next ones of a permutation that is redrawn when it is used up."""
-        examples, part = len(self._examples[block]), self._settings.batch_size // NUM_BLOCKS
-        epoch, place = divmod(step, examples // part)
+        """Returns a block's examples of a step: the next ones of a permutation, which each epoch draws again."""
+        examples, size = len(self._examples[block]), self._settings.batch_size // NUM_BLOCKS
+        epoch, part = divmod(step, examples // size)
         order = permutation(self._config.run.seed, "fine-tuning", epoch, block, size=examples)
-        return torch.from_numpy(order[place * part : (place + 1) * part])
+        return torch.from_numpy(order[part * size : (part + 1) * size])
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
-        chosen = token_batch([self._examples[block][row] for row in index.tolist()])
-        lengths, sampled, budget = chosen.lengths.tolist(), chosen.mask, self._settings.tokens_per_microbatch
-        parts = dynamic_batches(lengths, budget, packed=True) if self._policy.packs else _parts(lengths, budget)
-        return [Pass(float(sampled[rows].sum()), partial(self._loss, chosen, rows)) for rows in parts]
+        examples = token_batch([self._examples[block][row] for row in index.tolist()])
+        lengths, mask, budget = examples.lengths.tolist(), examples.mask, self._settings.tokens_per_microbatch
+        packs = self._policy.packs
+        batches = dynamic_batches(lengths, budget, packed=True) if packs else _microbatches(lengths, budget)
+        return [Pass(float(mask[rows].sum()), partial(self._loss, examples, rows)) for rows in batches]
 
-    def _loss(self, chosen: TokenBatch, rows: list[int]) -> LossSums:
-        batch = chosen.select(rows).to(self.device)
+    def _loss(self, examples: TokenBatch, rows: list[int]) -> LossSums:
+        batch = examples.select(rows).to(self.device)
         with computing(self._settings.precision, self.device):
-            found = self._policy.log_probs(batch, 1.0, with_entropy=False)
-        loss = -found.log_probs.sum()
+            loss = -self._policy.log_probs(batch, 1.0, with_entropy=False).log_probs.sum()
         return LossSums(loss, batch.mask.sum().to(torch.float32), loss.detach().reshape(1))
 
     def _held_out_loss(self) -> dict[str, float]:
-        """Returns the loss of examples that nothing is learned from, by the weights that other stages read."""
-        sums, most = dict[int, Tensor](), self._settings.tokens_per_microbatch
+        """Returns the loss on held-out examples, by the worker's copy of the weights."""
+        sums, budget = dict[int, Tensor](), self._settings.tokens_per_microbatch
         for block, examples in self._held_out.items():
             sums[block] = torch.zeros(2)
             if examples:
                 rows = token_batch(examples)
-                found = all_log_probs(self.shared.policy, rows, 1.0, most).sum()
-                sums[block] = torch.tensor([-float(found), float(rows.mask.sum())])
+                log_prob = all_log_probs(self.shared.policy, rows, 1.0, budget).sum()
+                sums[block] = torch.tensor([-float(log_prob), float(rows.mask.sum())])
         loss, tokens = torch.stack(list(self._reducer.gather_blocks(sums).values())).sum(0).tolist()
         return {"losses/held_out_loss": loss / tokens} if tokens else {}
 
 
-def _parts(lengths: list[int], token_budget: int) -> list[list[int]]:
-    """Returns the rows of one or two microbatches: direct answers have a separate one where it saves padding.
+def _microbatches(lengths: list[int], token_budget: int) -> list[list[int]]:
+    """Returns the rows of one microbatch, or of two if separating the short rows saves enough padding.
 
-    There are more where one would exceed the budget.
+    A batch that exceeds the budget has more microbatches.
     """
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     whole = lengths[order[0]] * len(order)
-    cuts = [(lengths[order[0]] * k + lengths[order[k]] * (len(order) - k), k) for k in range(1, len(order))]
-    best, at = min(cuts, default=(whole, 0))
-    if best > _LEAST_WASTE * whole or whole > token_budget:
+    costs = [(lengths[order[0]] * k + lengths[order[k]] * (len(order) - k), k) for k in range(1, len(order))]
+    cost, cut = min(costs, default=(whole, 0))
+    if cost > _MIN_WASTE * whole or whole > token_budget:
         return dynamic_batches(lengths, min(max(whole, 1), token_budget))
-    return [order[:at], order[at:]]
+    return [order[:cut], order[cut:]]
 
 
 def with_calls(tool: Tool, problem: Problem, text: str) -> list[tuple[str, bool]]:
-    """Returns a worked answer as turns of the model (False) and answers of a tool (True), by what the tool says.
+    """Splits a worked answer into turns of the model (False) and answers of a tool (True).
 
-    The model's turn ends where the tool's answer is what follows in the text: behind an "=", for a calculator.
+    A turn of the model ends after an "=" if the tool's answer to it is how the text continues.
     """
-    parts, start = list[tuple[str, bool]](), 0
-    for at in [place + 1 for place, letter in enumerate(text) if letter == "="]:
-        said = tool(text[start:at], problem) if at > start else None
-        if said and text.startswith(said, at):
-            parts += [(text[start:at], False), (said, True)]
-            start = at + len(said)
-    return [*parts, (text[start:], False)]
+    turns, start = list[tuple[str, bool]](), 0
+    for end in [index + 1 for index, letter in enumerate(text) if letter == "="]:
+        answer = tool(text[start:end], problem) if end > start else None
+        if answer and text.startswith(answer, end):
+            turns += [(text[start:end], False), (answer, True)]
+            start = end + len(answer)
+    return [*turns, (text[start:], False)]
 
 
 def cosine_with_warmup(step: int, num_steps: int, lr: float) -> float:
     """Returns the learning rate of a step: it rises linearly, then falls as a cosine to a tenth of its peak."""
     if step < _WARMUP_STEPS:
         return lr * (step + 1) / _WARMUP_STEPS
-    done = min(1.0, (step - _WARMUP_STEPS) / max(1, num_steps - _WARMUP_STEPS))
-    return lr * (0.1 + (1 - 0.1) * 0.5 * (1 + math.cos(math.pi * done)))
+    progress = min(1.0, (step - _WARMUP_STEPS) / max(1, num_steps - _WARMUP_STEPS))
+    return lr * (0.1 + (1 - 0.1) * 0.5 * (1 + math.cos(math.pi * progress)))

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock
 from rlinf_embodied.reasoning.engine import EngineStats, Generated
 from rlinf_embodied.telemetry.progress import report_progress
+
+_LISTS = ("numbers", "prompts")  # of `_Rows`; the other fields are tensors
 
 
 @dataclass(slots=True)
@@ -72,9 +75,11 @@ class _Rows:
 
     def extended(self, kept: list[int], new: _Rows) -> _Rows:
         """Returns the rows `kept` of these, followed by new ones."""
-        columns = [(getattr(self, field.name), getattr(new, field.name)) for field in fields(self)]
-        join = lambda old, new: [*(old[row] for row in kept), *new]  # noqa: E731
-        return _Rows(*(torch.cat([a[kept], b]) if isinstance(a, Tensor) else join(a, b) for a, b in columns))
+        columns: dict[str, Any] = {}
+        for name in (field.name for field in fields(self)):
+            old, added = getattr(self, name), getattr(new, name)
+            columns[name] = [*map(old.__getitem__, kept), *added] if name in _LISTS else torch.cat([old[kept], added])
+        return _Rows(**columns)
 
     def sequence(self, row: int) -> tuple[int, ...]:
         """Returns the prompt and the tokens sampled so far."""

@@ -1,13 +1,13 @@
 """Stages that hold the language model: generation, and log-probs of finished completions.
 
-Generation decodes the blocks of a batch at once, and hands each on when its episodes have ended:
+Generation decodes several blocks as one batch, and returns each block when its episodes have ended:
 
-    set     blocks 0 1 2 3 of one worker, whose prompts the engine gets together
-    call    for some blocks, ascending: decodes until these are there, and no further; the next call continues where
-            this one stopped, so that a stage downstream has work while long completions are decoded
+    batch   blocks 0 1 2 3 of one worker, whose prompts are submitted to the engine together
+    call    for some blocks, in ascending order: decodes until these blocks have ended, and no further.  The next call
+            continues from there, so that a downstream stage has work while long completions are decoded
 
 On a CPU the block numbers alone determine which rows decode together, never the plan.  On accelerators, and with
-episodes.free, the sets of a call decode together, so that no slot waits for the end of a set.
+episodes.free, all batches of a call decode together, so that no slot waits for the end of a batch.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
-def shared_model(context: StageContext, made: StageConfig) -> SharedPolicy[LanguagePolicy]:
+def shared_model(context: StageContext, stage_config: StageConfig) -> SharedPolicy[LanguagePolicy]:
     """Returns the worker's copy of a model, loaded on first use."""
-    config = made.config
-    make = lambda: load_policy(config.policy, made.folder, config.run.seed, context.device)  # noqa: E731
-    return cast(SharedPolicy[LanguagePolicy], context.share(made.share, make))
+    run = stage_config.config
+    load = lambda: load_policy(run.policy, stage_config.folder, run.run.seed, context.device)  # noqa: E731
+    return cast(SharedPolicy[LanguagePolicy], context.share(stage_config.share, load))
 
 
 class LanguageStage(WeightsUser[LanguagePolicy]):
-    """A stage that holds a copy of the language model, or uses that of its worker's actor."""
+    """A stage that holds the language model; stages of one worker share a copy."""
 
-    def __init__(self, made: StageConfig) -> None:
-        self._made, self._config = made, made.config
+    def __init__(self, stage_config: StageConfig) -> None:
+        self._stage_config, self._config = stage_config, stage_config.config
 
     def setup(self, context: StageContext) -> None:
-        """Loads the model, or takes the worker's copy."""
-        self._shared = shared_model(context, self._made)
+        """Loads the model, unless another stage of the worker has loaded it."""
+        self._shared = shared_model(context, self._stage_config)
         self._shared.enter(self._user)
         self._device = context.device
 
@@ -64,19 +64,19 @@ class GenerationStage(LanguageStage):
 
     _user = "generation"
 
-    def __init__(self, made: StageConfig) -> None:
-        super().__init__(made)
-        if made.config.generation.precision is Precision.bfloat16:
-            self._made = replace(made, share="generation")
+    def __init__(self, stage_config: StageConfig) -> None:
+        super().__init__(stage_config)
+        if stage_config.config.generation.precision is Precision.bfloat16:
+            self._stage_config = replace(stage_config, share="generation")
 
     def setup(self, context: StageContext) -> None:
-        """Loads the model, or takes the worker's copy, in bfloat16 one of its own; and makes the engine."""
+        """Takes the worker's copy of the model, or in bfloat16 loads a separate one; creates the engine."""
         super().setup(context)
         if self._config.generation.precision is Precision.bfloat16:
-            for parameter in self._shared.policy.module.parameters():  # buffers, as of rotary embeddings, stay exact
+            for parameter in self._shared.policy.module.parameters():  # not buffers, such as rotary frequencies
                 parameter.data = parameter.data.to(torch.bfloat16)
         self._engine = engine_of(self._config, self._shared.policy, self._shared.version)
-        self._runner: EpisodeRunner | None = None  # of episodes that are no loop of stages
+        self._runner: EpisodeRunner | None = None  # None: episodes are a loop of stages
         if not self._config.has_loop:
             self._runner = EpisodeRunner(self._config, self._shared.policy.codec, self._engine)
 
@@ -84,40 +84,40 @@ class GenerationStage(LanguageStage):
         """Returns the Completions of each block."""
         assert self._runner is not None
         start, runner, free = time.perf_counter(), self._runner, self._config.episodes.free
-        made, finish_s, size = dict[int, Completions](), dict[int, float](), self._config.blocks_per_batch
-        asked = {block: cast("list[Batch]", inputs[block])[0] for block in sorted(inputs)}
+        outputs, finish_s, size = dict[int, Completions](), dict[int, float](), self._config.blocks_per_batch
+        batches = {block: cast("list[Batch]", inputs[block])[0] for block in sorted(inputs)}
         update(self._engine, self._shared.version, self._shared.policy)
         runner.enter(step_context.attempt, step_context.iteration, step_context.round)
         self._engine.resume()
-        for block, batch in asked.items() if free or self._device != "cpu" else ():
+        for block, batch in batches.items() if free or self._device != "cpu" else ():
             runner.begin(block - block % size, batch)
-        for block, batch in asked.items():
+        for block, batch in batches.items():
             runner.begin(block - block % size, batch)
-            while (found := runner.take(block)) is None:
+            while (completions := runner.take(block)) is None:
                 runner.advance()
-            made[block], finish_s[block] = found, time.perf_counter() - start
+            outputs[block], finish_s[block] = completions, time.perf_counter() - start
         if free:
             self._engine.pause()
-        return Output(made, generation_report(made.values(), finish_s, runner.load.take()))
+        return Output(outputs, generation_report(outputs.values(), finish_s, runner.load.take()))
 
     # ----------------------------------------------------------------------------------- in a loop with EpisodeStage
     def step(
         self, step_context: StepContext, turns: Mapping[int, Turn | None]
     ) -> Mapping[int, tuple[dict[int, Generated], int] | None]:
-        """Returns what the model writes in a turn of each block, by the episodes' numbers, and its weights' version.
+        """Generates a turn of each block; returns its rows by episode number, and the version of the weights.
 
-        A block's rows decode together and with no others, so that the plan has no influence.
+        Only the rows of one block decode together, so that the plan has no influence.
         """
         update(self._engine, self._shared.version, self._shared.policy)
-        return {block: None if turn is None else self._written(step_context, turn) for block, turn in turns.items()}
+        return {block: None if turn is None else self._generate(step_context, turn) for block, turn in turns.items()}
 
-    def _written(self, step_context: StepContext, turn: Turn) -> tuple[dict[int, Generated], int]:
+    def _generate(self, step_context: StepContext, turn: Turn) -> tuple[dict[int, Generated], int]:
         sampling, seed = self._config.generation, self._config.run.seed
         requests = GenerationBlock(turn.prompts, turn.group_size, sampling, seed, step_context.iteration)
         return dict(zip(turn.numbers, generate(self._engine, requests), strict=True)), self._engine.version
 
     def close(self, step_context: StepContext, last: Mapping[int, object]) -> Output:
-        """Returns nothing: the other side has the episodes."""
+        """Returns nothing: EpisodeStage has the episodes."""
         return Output(dict.fromkeys(last))
 
     def leave(self) -> None:
@@ -127,28 +127,29 @@ class GenerationStage(LanguageStage):
 
 
 class LogProbStage(LanguageStage):
-    """Reads completions once, without gradients: under the weights that sampled them, or under those of the start.
+    """Computes log-probs of completions under the weights that sampled them, or under the starting policy.
 
-    The former are what a ratio is formed with where an iteration makes more than one optimizer step.  They come from
-    the training code, in training's batches; with one step the actor's own forward pass gives them for nothing.  The
-    start of a training of adapters is its model without them, not another copy.
+    The former are the ratio's denominator if an iteration makes more than one optimizer step.  They are computed by the
+    training code, in training's microbatches; with one step the actor's forward pass provides them.  If adapters are
+    trained, the starting policy is the same model with adapters switched off.
     """
 
-    def __init__(self, made: StageConfig) -> None:
-        super().__init__(made)
-        self._user = "start" if made.without_adapters else "log-probs"
+    def __init__(self, stage_config: StageConfig) -> None:
+        super().__init__(stage_config)
+        self._user = "start" if stage_config.without_adapters else "log-probs"
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the LogProbs of each block."""
-        algorithm, version, made = self._config.algorithm, self._shared.version, {}
+        algorithm, version, outputs = self._config.algorithm, self._shared.version, {}
         settings = self._config.generation.temperature, algorithm.tokens_per_microbatch
-        start = self._made.without_adapters or self._made.share == "reference"
-        if not start and step_context.runs_ahead:  # of older weights: the actor computes them
+        without_adapters = self._stage_config.without_adapters
+        is_reference = without_adapters or self._stage_config.share == "reference"
+        if not is_reference and step_context.runs_ahead:  # weights may be older: the actor computes the log-probs
             return Output(dict.fromkeys(inputs, LogProbs(None, version)))
         policy = self._shared.policy
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
-            as_it_was = policy.without_adapters() if self._made.without_adapters else nullcontext()
-            with computing(algorithm.precision, self._device), as_it_was:
-                found = all_log_probs(policy, completions.rows, *settings)
-            made[block] = LogProbs(found, version)
-        return Output(made)
+            adapters = policy.without_adapters() if without_adapters else nullcontext()
+            with computing(algorithm.precision, self._device), adapters:
+                log_probs = all_log_probs(policy, completions.rows, *settings)
+            outputs[block] = LogProbs(log_probs, version)
+        return Output(outputs)

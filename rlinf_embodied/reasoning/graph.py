@@ -1,7 +1,6 @@
-"""The reasoning workflow's graph; it imports nothing heavy, as planning does with it alone.
+"""The graph of the reasoning workflow, without imports of torch or Ray, since planning needs only the graph.
 
-The diagram is in workflow.py.  Systems whose costs were published have one stage "logprob" before their learners, and
-no stage for prompts.
+workflow.py has a diagram.  Profiles from publications have one stage "logprob" before the learners, and no "prompts".
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from rlinf_embodied.planning.profile import Workload
 from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 
 _PACKAGE = __name__.rpartition(".")[0]
-_CLASSES = {  # in the order of the data
+_CLASSES = {  # in the order of data flow
     "prompts": "prompt_stage.PromptStage",
     "episodes": "episodes.EpisodeStage",
     "generation": "generation_stage.GenerationStage",
@@ -46,7 +45,7 @@ def reasoning_graph(
     *,
     items_per_block: int,
     blocks_per_batch: int,
-    together: bool = False,
+    wait_for_all: bool = False,
     repeat: Repeat | None = None,
     configs: Mapping[str, object] = MappingProxyType({}),
     waiting: Collection[str] = (),
@@ -54,21 +53,29 @@ def reasoning_graph(
     changes: Collection[str] = (),
     turns: int = 1,
 ) -> Workflow:
-    """Returns the graph; with `episodes` in the place of `prompts`, these and generation take up to `turns` turns.
+    """Returns the graph.
 
-    The learners take answers in chunks as they are finished, and accumulate gradients over them.  They wait for all of
-    them where there is a critic, more than one optimizer step (whose ratio needs old log-probs) or a repeat; those of
-    published systems do not.
+    The learners take blocks in chunks as these finish, and accumulate gradients.  They wait for all blocks if there is
+    a critic, more than one optimizer step (whose ratio needs old log-probs) or a repeat, except in published profiles.
 
-    With `together` the learners wait for all answers in any case.  Without `configs` of the stages the graph can be
-    planned but not run.  `waiting` are stages that wait for something that is none of the cluster's,
-    `receivers` those that get new weights, `changes` those of them that get what changed (WeightEdge).
+    Args:
+        stages: names of the stages; `episodes` instead of `prompts` forms a loop with generation.
+        num_blocks: number of blocks.
+        items_per_block: completions in a block.
+        blocks_per_batch: blocks that generation decodes together.
+        wait_for_all: whether the learners wait for all blocks in any case.
+        repeat: dynamic sampling.
+        configs: constructor arguments of stages; without them the graph can be planned but not run.
+        waiting: stages that mostly wait for resources outside the cluster.
+        receivers: stages that get new weights.
+        changes: receivers that get only changed entries (WeightEdge).
+        turns: largest number of turns of the loop.
     """
     names, episodic = [name for name in _CLASSES if name in stages], "episodes" in stages
     published = not episodic and "prompts" not in stages
-    together |= not published and (repeat is not None or bool({"critic", "old_log_probs"} & set(stages)))
+    wait_for_all |= not published and (repeat is not None or bool({"critic", "old_log_probs"} & set(stages)))
     ends = [(a, b) for a, b in (_PUBLISHED if published else _EDGES) if a in names and b in names]
-    if episodic:  # the loop's opener has the data
+    if episodic:  # the stage `episodes` sends the completions
         ends = [(a, b) for a, b in ends if a != "generation"]
     if published and "critic" in names and ("reward", "actor") in ends:
         ends.remove(("reward", "actor"))
@@ -76,7 +83,7 @@ def reasoning_graph(
         name: StageSpec(
             *(name, f"{_PACKAGE}.{_CLASSES[name]}", configs.get(name)),
             collective=name in _LEARNERS,
-            whole=together and name in _LEARNERS,
+            whole=wait_for_all and name in _LEARNERS,
             at_once=name == "generation" and not episodic,
             waits=name in waiting,
             blocks_per_batch=blocks_per_batch if name == "generation" and not episodic else 1,
@@ -87,7 +94,7 @@ def reasoning_graph(
         name="reasoning",
         num_blocks=num_blocks,
         stages=specs,
-        edges=tuple(Edge(a, b, whole=together and b in _LEARNERS) for a, b in ends),
+        edges=tuple(Edge(a, b, whole=wait_for_all and b in _LEARNERS) for a, b in ends),
         weight_edges=tuple(WeightEdge("actor", name, name in changes) for name in receivers if name in names),
         loops={"episode": Loop("episode", "episodes", "generation", turns)} if episodic else {},
         repeat=repeat,
@@ -98,7 +105,7 @@ def reasoning_graph(
 
 
 def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
-    """Returns the graph that a profile was measured for; its repeat decides nothing, as nothing runs."""
+    """Returns the graph that a profile was measured for; it is not run, so its repeat decides nothing."""
     decide = lambda rounds: RepeatDecision(True)  # noqa: E731
     return reasoning_graph(
         stages,

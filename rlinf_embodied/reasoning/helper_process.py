@@ -1,10 +1,10 @@
-"""A Python process that answers lines with lines, and is replaced when it ends.
+"""A Python process that replies to one line at a time with a line, and is replaced when it is killed.
 
-    owner --[line]--> process      one question at a time
+    owner --[line]--> process
     owner <--[line]-- process
 
-A process that is killed is replaced and its question asked again, so that this changes no result.  It ends when the
-pipe to it is closed, also when its owner is killed.
+After a replacement the request is repeated, so that a killed process changes no result.  The process ends when its pipe
+is closed, which also happens if its owner is killed.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from collections.abc import Mapping, Sequence
 from rlinf_embodied.errors import WorkerError
 
 _LOG = logging.getLogger(__name__)
-_MOST_ENDS = 3  # of processes, at one question
+_MAX_ATTEMPTS = 3  # processes for one request
 
 
 class HelperProcess:
-    """Starts with the first question and stays.  One caller at a time."""
+    """The process starts with the first request, and serves further ones.  One caller at a time."""
 
     def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Takes its name for errors, the arguments of Python and all of its environment."""
+        """Takes a name for errors, the interpreter's arguments and all environment variables; starts nothing."""
         self._name, self._command, self._environment = name, [sys.executable, *arguments], dict(environment)
         if libraries := os.environ.get("LD_LIBRARY_PATH"):  # some interpreters do not start without it
             self._environment["LD_LIBRARY_PATH"] = libraries
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, question: bytes) -> bytes | None:
-        """Returns the reply to a line; None where the question used up its time (SIGPROF) or three processes ended.
+    def ask(self, request: bytes) -> bytes | None:
+        """Returns the reply to a line; None if it exceeded its time (SIGPROF), or three processes were killed.
 
         Raises:
-            WorkerError: the process ended by itself, for example because it cannot import what it needs.
+            WorkerError: the process exited, for example because it cannot import a library.
         """
         try:
-            for number in range(_MOST_ENDS):
-                if reply := self._reply(question):
+            for number in range(_MAX_ATTEMPTS):
+                if reply := self._reply(request):
                     return reply
                 assert self._process is not None
                 status = self._end(self._process)
@@ -49,48 +49,49 @@ class HelperProcess:
                     break
                 if status >= 0:
                     raise WorkerError(
-                        f"the {self._name}'s process ended with status {status}: what it wrote above says why; install "
-                        "what is missing"
+                        f"the {self._name}'s process ended with status {status}: its output above gives the reason; "
+                        "install what is missing"
                     )
                 _LOG.warning("a %s process ended with status %s (time %d)", self._name, status, number + 1)
         except BaseException:
-            self.close()  # its next reply would be to the question that was interrupted
+            self.close()  # its next reply would be to the interrupted request
             raise
         return None
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None where none runs."""
+        """Process id; None if no process runs."""
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """Ends the process; the next question starts another one."""
+        """Ends the process; the next request starts another one."""
         if self._process is not None:
             self._process.kill()
             self._end(self._process)
 
-    def _reply(self, question: bytes) -> bytes:
-        process = self._process = self._process or self._started()
+    def _reply(self, request: bytes) -> bytes:
+        """Returns the reply, or an empty text if the process ended."""
+        process = self._process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         reply = b""
         with contextlib.suppress(BrokenPipeError):
-            while question:
-                question = question[os.write(process.stdin.fileno(), question) :]
+            while request:
+                request = request[os.write(process.stdin.fileno(), request) :]
         while not reply.endswith(b"\n"):
-            if not (more := os.read(process.stdout.fileno(), 1 << 16)):
+            if not (part := os.read(process.stdout.fileno(), 1 << 16)):
                 return b""
-            reply += more
+            reply += part
         return reply
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             self._command,
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=self._environment,
-            start_new_session=True,  # Ctrl-C is for the owner, which finishes its iteration
+            start_new_session=True,  # Ctrl-C must reach the owner only, which finishes its iteration
         )
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:

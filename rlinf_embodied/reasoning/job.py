@@ -1,4 +1,4 @@
-"""Training of a language model on problems as a job: what the reasoning workflow brings to training/trainer.py."""
+"""The job that trains a language model on problems, for training/trainer.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rlinf_embodied.config import LanguageSFTConfig, MathConfig
 from rlinf_embodied.config.algorithm import require_correction
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Split
-from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.device import require_precision
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
@@ -22,14 +21,11 @@ from rlinf_embodied.interfaces.language import LanguagePolicy, RewardModel
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.plug_ins import load_target
-from rlinf_embodied.reasoning.agents import agent_of
 from rlinf_embodied.reasoning.batch import in_order
-from rlinf_embodied.reasoning.custom_reward import reward_function
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, problem_sets
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, check_plug_ins, problem_sets
 from rlinf_embodied.reasoning.fine_tuning import FINE_TUNING, fine_tuning_workflow, starting_policy
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Position, Prompts
-from rlinf_embodied.reasoning.tool_calls import tool_of
 from rlinf_embodied.reasoning.vllm_engine import installed_python
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
 from rlinf_embodied.runtime.host import StepContext
@@ -43,8 +39,8 @@ from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import load_checkpoint, save_checkpoint
 from rlinf_embodied.workflow.graph import Workflow
 
-_PROBLEMS = "problems"  # of progress.counts: used so far
-_POOLS = "pools/"  # and by Problem.key 1 or 0: last solved by all completions, or by none
+_PROBLEMS = "problems"  # key of progress.counts: number of problems drawn
+_POOLS = "pools/"  # prefix of a Problem.key in progress.counts: 1 if all completions solved it the last time, 0 if none
 _TOKENS = Column("tokens/s", "charts/tokens_per_s", ".0f", after=True)
 _OF_RL = (
     Column("accuracy", "rollout/accuracy", ".1f", " %", 100.0),
@@ -69,8 +65,8 @@ class ReasoningJob:
         self._fine_tunes = isinstance(config.algorithm, LanguageSFTConfig)
         self.work, learner = ("fine-tuning", FINE_TUNING) if self._fine_tunes else ("RL", "actor")
         self.learners: tuple[str, ...] = (learner,)
-        turns = "generation.step" if config.has_loop else "generation.run"
-        self.first_work = f"{FINE_TUNING}.run" if self._fine_tunes else turns
+        generation = "generation.step" if config.has_loop else "generation.run"
+        self.first_work = f"{FINE_TUNING}.run" if self._fine_tunes else generation
         self.columns = _OF_FINE_TUNING if self._fine_tunes else _OF_RL
         data = config.data
         files = "+".join(Path(file).stem for file in data.files.values())
@@ -79,10 +75,10 @@ class ReasoningJob:
         self.eval_every = config.eval.every
         self.check_every = 1
         self.cache_dir = config.warm_start.cache_dir
-        self._reference = ""  # folder that the divergence is measured from, once it is known
+        self._reference = ""  # folder of the policy that the KL divergence is measured from
 
     def standing(self, cluster: Cluster) -> list[Standing]:
-        """Returns nothing: answers are made with the workers' copies of the model, which leave the device again."""
+        """Returns nothing: evaluation uses the workers' copies of the model, which are offloaded afterwards."""
         return []
 
     def planning_parts(self) -> dict[str, object]:
@@ -94,7 +90,7 @@ class ReasoningJob:
     def require_staleness(self, staleness: int) -> None:
         if not self._fine_tunes:
             require_correction(staleness, self.config.rl.tis_cap)
-            rule = "problems are chosen by the iteration before, which has not ended when a next one begins"
+            rule = "problems are chosen by the previous iteration, which has not ended when the next one begins"
             allowed = staleness == 0 or not self.config.data.has_pools
             action = "use 0, or leave out data.solved_share and data.unsolved_share"
             require(allowed, "plan.max_staleness", staleness, rule, action)
@@ -103,14 +99,14 @@ class ReasoningJob:
             require(allowed, "plan.max_staleness", staleness, rule, "use 0, or episodes.carried=0")
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
-        """Checks also reward, problems, whether prompts fit the model's context, and the precision.
+        """Also checks plug-ins, problems, whether prompts fit the model's context, and the precision.
 
         Raises:
             ConfigError: one of them cannot be used.
             DataError: a file cannot be used.
         """
-        config, given = self.config, checkpoint or self.config.policy.folder or self.config.warm_start.checkpoint
-        folder, cluster = None if given is None else Path(given).expanduser(), find_cluster(config.cluster)
+        config, start = self.config, checkpoint or self.config.policy.folder or self.config.warm_start.checkpoint
+        folder, cluster = None if start is None else Path(start).expanduser(), find_cluster(config.cluster)
         require_precision(config.algorithm.precision, cluster.kind, cluster.device_module)
         if checkpoint is not None:
             self._reference = str(load_state(checkpoint)["reference"])
@@ -120,32 +116,30 @@ class ReasoningJob:
                 needs = f"algorithm.kl_coef is {kl_coef}" if kl_coef else f"algorithm.loss is {name}"
                 raise CheckpointError(
                     f"{needs}, but the policy that the run started from is no longer in {self._reference!r}: copy it "
-                    "there, or begin a new run without"
+                    "to that folder, or begin a new run without this setting"
                 )
         key = "policy.folder" if config.policy.folder else "warm_start.checkpoint"
-        there, rule = folder is None or folder.is_dir(), "there is no such folder, with what save_pretrained writes"
-        require(there, key, given, rule, "give one with config.json, model.safetensors and tokenizer.json")
-        reward_function(config.reward)
+        exists, rule = folder is None or folder.is_dir(), "there is no such folder, as save_pretrained writes it"
+        require(exists, key, start, rule, "give one with config.json, model.safetensors and tokenizer.json")
+        check_plug_ins(config)
         if config.reward.model is not None and not self._fine_tunes:
             self._require_reward_model(config.reward.model, folder)
-        tool_of(config.tool)
-        agent_of(config.agent)
         if config.generation.engine == "vllm":
             installed_python()
-        problem_source(config.data, config.run.seed)
         model = None if folder is None else str(folder)
         Prompts.of(config, model, Split.train).batch(0, 1)
         problem_sets(config, model)
 
     def _require_reward_model(self, model: str, folder: Path | None) -> None:
-        """Checks that the reward model can read what the policy writes."""
-        policy, config = cast(type[LanguagePolicy], load_target(self.config.policy._target_)), self.config
-        codec = policy.codec_from_config(config.policy, folder)
-        most = config.data.max_prompt_tokens
-        longest = None if most is None else most + config.generation.max_new_tokens
-        limits = [codec.context_length, config.algorithm.tokens_per_microbatch, longest]
-        kind = cast(type[RewardModel], load_target(config.reward.model_target))
-        kind.check(Path(model).expanduser(), codec, min(limit for limit in limits if limit is not None))
+        """Checks that the reward model can read the policy's prompts and completions."""
+        config, policy_class = self.config, cast(type[LanguagePolicy], load_target(self.config.policy._target_))
+        codec = policy_class.codec_from_config(config.policy, folder)
+        limits = [codec.context_length, config.algorithm.tokens_per_microbatch]
+        if config.data.max_prompt_tokens is not None:
+            limits.append(config.data.max_prompt_tokens + config.generation.max_new_tokens)
+        longest = min(limit for limit in limits if limit is not None)
+        model_class = cast(type[RewardModel], load_target(config.reward.model_target))
+        model_class.check(Path(model).expanduser(), codec, longest)
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
@@ -159,14 +153,14 @@ class ReasoningJob:
         return folder
 
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:
-        """There is nothing to do."""
+        """Does nothing."""
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
-        made = StageConfig(self.config, policy_folder)
-        return AnswerEvaluation(made, session, cluster, self.config.run.num_iterations, folder)
+        stage_config = StageConfig(self.config, policy_folder)
+        return AnswerEvaluation(stage_config, session, cluster, self.config.run.num_iterations, folder)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> None:
-        """There is no goal to check."""
+        """Returns None: there is no goal to check."""
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
@@ -176,23 +170,23 @@ class ReasoningJob:
             metrics = result.all_of(FINE_TUNING, dict)[0]
             progress.global_step += int(metrics["losses/tokens"])
             return result, metrics
-        used, per_round = progress.counts.get(_PROBLEMS, 0), self.config.rl.prompts_per_iteration
-        counts = progress.counts
+        counts, per_round = progress.counts, self.config.rl.prompts_per_iteration
+        used = counts.get(_PROBLEMS, 0)
         pools = {key.removeprefix(_POOLS): bool(n) for key, n in counts.items() if key.startswith(_POOLS)}
         start = time.perf_counter()
         result, metrics = run_iteration(executor, self.config, progress.iteration, Position(used, pools))
-        seconds = (time.perf_counter() - start) * len(executor.plan.devices())
-        metrics["charts/tokens_per_s_per_device"] = metrics["rollout/tokens"] / seconds
-        busy = stage_seconds(result.spans).get("time/actor_s", 0.0) * len(executor.workers("actor"))
-        if busy and "charts/update_tflop" in metrics:
-            metrics["charts/update_tflop_per_s_per_device"] = metrics["charts/update_tflop"] / busy
-        if busy and "charts/update_at_peak_s" in metrics:
-            metrics["charts/update_mfu"] = metrics.pop("charts/update_at_peak_s") / busy
+        device_s = (time.perf_counter() - start) * len(executor.plan.devices())
+        metrics["charts/tokens_per_s_per_device"] = metrics["rollout/tokens"] / device_s
+        actor_s = stage_seconds(result.spans).get("time/actor_s", 0.0) * len(executor.workers("actor"))
+        if actor_s and "charts/update_tflop" in metrics:
+            metrics["charts/update_tflop_per_s_per_device"] = metrics["charts/update_tflop"] / actor_s
+        if actor_s and "charts/update_at_peak_s" in metrics:
+            metrics["charts/update_mfu"] = metrics.pop("charts/update_at_peak_s") / actor_s
         for group in in_order(result.all_of("reward", list)) if self.config.data.has_pools else ():
             counts.pop(_POOLS + group.key, None)
             if all(group.correct) or not any(group.correct):
                 counts[_POOLS + group.key] = int(group.correct[0])
-        progress.counts[_PROBLEMS] = used + int(metrics["rollout/rounds"]) * per_round
+        counts[_PROBLEMS] = used + int(metrics["rollout/rounds"]) * per_round
         progress.global_step += int(metrics["rollout/tokens"])
         return result, metrics
 

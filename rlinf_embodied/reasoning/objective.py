@@ -1,6 +1,6 @@
-"""What an actor trains on: the completions of a block with their advantages, and the policy's loss over them.
+"""The actor's data and loss: the completions of a block with their advantages, and the policy's loss.
 
-The loss comes in microbatches, as sums: blocks and microbatches add up exactly.
+The loss is computed in microbatches, as sums, so that microbatches and blocks add up exactly.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from rlinf_embodied.telemetry.boards import Histogram
 # summed in addition to the loss, over all sampled tokens
 STATISTICS = (*POLICY_STATISTICS, "mismatch", "mismatch_kl", "ratio", "capped", "kl")
 _TABLES = ("rollout_log_probs", "advantages", "old_log_probs", "reference")
-_WATCHED = 8  # rows without a gradient of a block and minibatch that are read for the metrics, at most
+_MAX_OBSERVED = 8  # rows without a gradient that are evaluated for metrics, of a block and minibatch
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What each stage before the actor made of a block in one round, by the stage's name; None: there is none."""
+    """Outputs of the stages before the actor for a block in one round; None: the workflow has no such stage."""
 
     generation: Completions
     reward: Rewards
@@ -50,28 +50,28 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """B completions, those that are trained on first; tables are float32 [B, R], anything behind a row's length."""
+    """B completions, trained rows first; tables are float32 [B, R], with arbitrary values after the end of a row."""
 
     sequences: TokenBatch
-    rollout_log_probs: Tensor  # as generation recorded them
+    rollout_log_probs: Tensor  # recorded by generation
     advantages: Tensor
     old_log_probs: Tensor | None
     reference: Tensor | None
-    num_trained: int  # the rows behind are looked at only: metrics are of all that was sampled
-    num_groups: int  # with a completion that is trained on and has an advantage
+    num_trained: int  # the following rows contribute to metrics only
+    num_groups: int  # groups in which a trained row has a nonzero advantage
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any]) -> TrainingRows:
-        """Returns the rows of which `asdict` gave these fields."""
+        """Returns the rows from the fields that `asdict` returned."""
         return cls(**{**fields, "sequences": TokenBatch(**fields["sequences"])})
 
     def select(self, rows: Sequence[int], num_trained: int, num_groups: int) -> TrainingRows:
-        """Returns these rows, in this order, of which the first `num_trained` are trained on."""
-        chosen = lambda table: None if table is None else table[list(rows)]  # noqa: E731
-        tables: dict[str, Any] = {name: chosen(getattr(self, name)) for name in _TABLES}
+        """Returns these rows, in this order; the first `num_trained` are trained on."""
+        selected = lambda table: None if table is None else table[list(rows)]  # noqa: E731
+        tables: dict[str, Any] = {name: selected(getattr(self, name)) for name in _TABLES}
         sequences = self.sequences.select(rows)
         return TrainingRows(sequences=sequences, num_trained=num_trained, num_groups=num_groups, **tables)
 
@@ -79,54 +79,54 @@ class TrainingRows:
 def training_rows(
     rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, kept: Collection[tuple[int, int]] | None
 ) -> TrainingRows:
-    """Returns all completions of a block's rounds, those that are trained on in the order of rounds and groups.
+    """Returns all completions of a block's rounds; trained ones come first, in the order of rounds and groups.
 
-    `kept` are the (round, group within the block) that count; None: every group, or those with nonzero variance where
-    the others are dropped.
+    `kept` are the (round, index within the block) of the groups to train on.  None: all groups, or those with nonzero
+    variance if the algorithm drops the others.
     """
-    every = _every_row(rounds, algorithm)
+    all_rows = _all_rows(rounds, algorithm)
     drops = kept is None and algorithm.name is not ReasoningName.ppo and algorithm.drop_zero_variance_groups
-    places, start = dict[tuple[int, int], list[int]](), 0  # of rows that may be trained on, by round and group
+    groups, first = dict[tuple[int, int], list[int]](), 0  # rows to train on, by (round, group)
     for number, one in enumerate(rounds):
-        made, spread = one.generation, nonzero_variance_groups(one.reward.raw).tolist()
-        places |= {(number, k): [] for k, differs in enumerate(spread) if differs or not drops}
-        for row, (sample, ended) in enumerate(zip(made.samples, made.ended.tolist(), strict=True), start):
-            key = number, sample // made.group_size
-            if key in places and (ended or not algorithm.mask_truncated):
-                places[key].append(row)
-        start += len(made.samples)
-    chosen = [places[key] for key in (places if kept is None else sorted(kept, key=lambda key: key[0]))]
-    trained = [row for group in chosen for row in group]
-    watched = sorted(set(range(len(every))) - set(trained))
-    moved = (every.advantages != 0).any(dim=1).tolist()
-    useful = sum(any(moved[row] for row in group) for group in chosen)
-    return every.select(trained + watched, len(trained), useful)
+        completions, has_variance = one.generation, nonzero_variance_groups(one.reward.raw).tolist()
+        groups |= {(number, k): [] for k, varies in enumerate(has_variance) if varies or not drops}
+        for row, (sample, ended) in enumerate(zip(completions.samples, completions.ended.tolist(), strict=True), first):
+            key = number, sample // completions.group_size
+            if key in groups and (ended or not algorithm.mask_truncated):
+                groups[key].append(row)
+        first += len(completions.samples)
+    trained_groups = [groups[key] for key in (groups if kept is None else sorted(kept, key=lambda key: key[0]))]
+    trained = [row for group in trained_groups for row in group]
+    observed = sorted(set(range(len(all_rows))) - set(trained))
+    has_advantage = (all_rows.advantages != 0).any(dim=1).tolist()
+    num_groups = sum(any(has_advantage[row] for row in group) for group in trained_groups)
+    return all_rows.select(trained + observed, len(trained), num_groups)
 
 
-def _every_row(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig) -> TrainingRows:
+def _all_rows(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig) -> TrainingRows:
     """Returns the completions of all rounds, in order."""
-    every = [one.generation for one in rounds]
-    sequences = _joined([made.rows for made in every])
+    completions = [one.generation for one in rounds]
+    sequences = _join([part.rows for part in completions])
     width = sequences.mask.shape[1]
-    # zeros are added, or columns cut off that no row needs
+    # pads with zeros, and cuts off columns that no row needs
     table = lambda parts: pad_sequence([row[:width] for part in parts for row in part], batch_first=True)  # noqa: E731
 
     def of_stage(name: str) -> Tensor | None:
-        found = [part.log_probs for one in rounds if (part := getattr(one, name)) is not None]
-        return None if not found or found[0] is None else table(found)
+        log_probs = [output.log_probs for one in rounds if (output := getattr(one, name)) is not None]
+        return None if not log_probs or log_probs[0] is None else table(log_probs)
 
     return TrainingRows(
         sequences=sequences,
-        rollout_log_probs=table([made.log_probs for made in every]),
+        rollout_log_probs=table([part.log_probs for part in completions]),
         advantages=table([_advantages(one, algorithm, width) for one in rounds]),
         old_log_probs=of_stage("old_log_probs"),
         reference=of_stage("reference"),
         num_trained=len(sequences),
-        num_groups=sum(len(made.problems) for made in every),
+        num_groups=sum(len(part.problems) for part in completions),
     )
 
 
-def _joined(parts: Sequence[TokenBatch]) -> TokenBatch:
+def _join(parts: Sequence[TokenBatch]) -> TokenBatch:
     table = lambda tables: pad_sequence([row for part in tables for row in part], batch_first=True)  # noqa: E731
     given = [torch.zeros_like(part.mask) if part.given is None else part.given for part in parts]
     return TokenBatch(
@@ -142,10 +142,10 @@ def _advantages(one: Round, algorithm: ReasoningAlgorithmConfig, width: int) -> 
     if one.critic is not None:
         return one.critic
     if algorithm.name is ReasoningName.rloo:
-        found = leave_one_out_advantages(one.reward.rewards)
+        advantages = leave_one_out_advantages(one.reward.rewards)
     else:
-        found = group_advantages(one.reward.rewards, scale_by_std=algorithm.scale_by_std)
-    return found.flatten()[list(one.generation.samples)][:, None].expand(-1, width)
+        advantages = group_advantages(one.reward.rewards, scale_by_std=algorithm.scale_by_std)
+    return advantages.flatten()[list(one.generation.samples)][:, None].expand(-1, width)
 
 
 # ---------------------------------------------------------------------------------------------------------------- loss
@@ -157,46 +157,48 @@ class Objective:
     algorithm: ReasoningAlgorithmConfig
     temperature: float
     max_new_tokens: int
-    largest: dict[int, Tensor]  # by block, filled: largest |pi_old - generation|, |pi - pi_old| of a token, logarithms
-    ratio_counts: Tensor | None = None  # float32 [BINS], to which passes add those of their tokens' log ratios
+    # filled by passes, by block: largest |log pi_old - log pi_generation| and |log pi - log pi_old| of a token
+    largest: dict[int, Tensor]
+    ratio_counts: Tensor | None = None  # float32 [BINS], filled by passes: histogram of the tokens' log ratios
 
     def passes(self, block: int, rows: TrainingRows, index: Tensor, device: str) -> list[Pass]:
-        """Returns the microbatches of some rows of a block, none of them computed yet.
+        """Returns the microbatches of some rows of a block, not computed yet.
 
-        Rows without a gradient count in the loss's denominator if they are part of the loss.  The metrics read a few of
-        them, each in the place of several.
+        Rows without a gradient count in the loss's denominator if they are part of the loss.  For the metrics only a
+        few of them are evaluated, each of which represents several.
         """
-        every, moved = index.tolist(), (rows.advantages != 0).any(dim=1).tolist()
+        indices, has_advantage = index.tolist(), (rows.advantages != 0).any(dim=1).tolist()
         lengths = rows.sequences.lengths.tolist()
         algorithm = self.algorithm
         regularised = bool(algorithm.entropy_coef or algorithm.kl_coef) or algorithm.loss.regularizes
-        trained = [row for row in every if row < rows.num_trained and (regularised or moved[row])]
-        others = sorted(set(every) - set(trained))
-        watched = others[:: max(1, -(-len(others) // _WATCHED))]
-        unread, made = self._weight(rows, sorted(set(others) - set(watched))), []
-        for chosen, trains in ((trained, True), (watched, False)):
-            share = 1.0 if trains else len(others) / max(1, len(watched))
-            for places in dynamic_batches(lengths, algorithm.tokens_per_microbatch, self.policy.packs, chosen):
-                weight = self._weight(rows, places) + unread
-                made.append(Pass(weight, partial(self._sums, block, rows, places, device, weight, share), trains))
-                unread = 0.0  # the first pass counts it
-        return made
+        trained = [row for row in indices if row < rows.num_trained and (regularised or has_advantage[row])]
+        without_gradient = sorted(set(indices) - set(trained))
+        observed = without_gradient[:: max(1, -(-len(without_gradient) // _MAX_OBSERVED))]
+        skipped_weight = self._weight(rows, sorted(set(without_gradient) - set(observed)))
+        passes = []
+        for subset, trains in ((trained, True), (observed, False)):
+            scale = 1.0 if trains else len(without_gradient) / max(1, len(observed))
+            for batch in dynamic_batches(lengths, algorithm.tokens_per_microbatch, self.policy.packs, subset):
+                weight = self._weight(rows, batch) + skipped_weight
+                passes.append(Pass(weight, partial(self._sums, block, rows, batch, device, weight, scale), trains))
+                skipped_weight = 0.0  # the first pass has counted it
+        return passes
 
     def _sums(
-        self, block: int, rows: TrainingRows, index: Sequence[int], device: str, weight: float, share: float
+        self, block: int, rows: TrainingRows, index: Sequence[int], device: str, weight: float, scale: float
     ) -> LossSums:
-        """Makes a pass; `share` is the number of rows that each of these stands for in the statistics."""
+        """Computes a pass; each of its rows represents `scale` rows in the statistics."""
         batch = rows.sequences.select(index).to(device)
         algorithm, mask = self.algorithm, batch.mask
         width = mask.shape[1]
         cut = lambda table: table[list(index), :width].to(mask.device)  # noqa: E731
         with computing(algorithm.precision, device):
-            found = self.policy.log_probs(batch, self.temperature, entropy_gradient=algorithm.entropy_coef != 0)
-        assert found.entropy is not None
-        log_probs, recorded = found.log_probs, cut(rows.rollout_log_probs)
-        # with one step per iteration the weights are those that sampled: the ratio is 1, and this pass says pi_old
+            output = self.policy.log_probs(batch, self.temperature, entropy_gradient=algorithm.entropy_coef != 0)
+        log_probs, entropy, recorded = output.log_probs, output.entropy, cut(rows.rollout_log_probs)
+        assert entropy is not None
+        # with one step per iteration the weights are those that sampled: this pass computes pi_old, and the ratio is 1
         old = log_probs.detach() if rows.old_log_probs is None else cut(rows.old_log_probs)
-        # of each token in the loss: 0 in rows that do not count
+        # of each token in the loss; 0 in rows that are not trained on
         weights = (mask & torch.tensor([row < rows.num_trained for row in index], device=mask.device)[:, None]).float()
         if algorithm.loss_level is LossLevel.sequence:
             weights = weights / mask.sum(-1, keepdim=True).clamp(min=1)
@@ -206,43 +208,44 @@ class Objective:
         if algorithm.tis_cap is not None:
             importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
         reference = None if rows.reference is None else cut(rows.reference)
-        clip, at_level, length = (algorithm.clip_low, algorithm.clip_high), reference, None
-        parts = (log_probs, old, cut(rows.advantages), mask, *clip, weights, importance)
-        if algorithm.loss.sequence_level:  # a completion has one ratio, and one advantage
-            whole = lambda table: torch.where(mask, table, 0.0).sum(-1)  # noqa: E731
+        clip, level_reference, length = (algorithm.clip_low, algorithm.clip_high), reference, None
+        advantages = cut(rows.advantages)
+        arguments = (log_probs, old, advantages, mask, *clip, weights, importance)
+        if algorithm.loss.sequence_level:  # one ratio and one advantage per completion
+            total = lambda table: torch.where(mask, table, 0.0).sum(-1)  # noqa: E731
             length = mask.sum(-1).clamp(min=1)
-            of_rows = None if importance is None else whole(importance) / length
-            trained = (whole(log_probs), whole(old), parts[2][:, 0], mask.any(-1))
-            parts = (*trained, *clip, whole(weights), of_rows)
-            at_level = None if reference is None else whole(reference)
+            row_importance = None if importance is None else total(importance) / length
+            per_row = (total(log_probs), total(old), advantages[:, 0], mask.any(-1))
+            arguments = (*per_row, *clip, total(weights), row_importance)
+            level_reference = None if reference is None else total(reference)
         options = {"loss": algorithm.loss, "dual_clip": algorithm.dual_clip}
-        terms = policy_loss(*parts, **options, length=length, reference=at_level)
+        terms = policy_loss(*arguments, **options, length=length, reference=level_reference)
         loss = terms.loss
         if algorithm.entropy_coef:
-            loss = loss - algorithm.entropy_coef * (weights * found.entropy).sum()
+            loss = loss - algorithm.entropy_coef * (weights * entropy).sum()
         kl = torch.zeros_like(log_probs)
         if reference is not None:
             kl = reference_kl(log_probs, reference, mask)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
         statistics = [
             *(terms.loss, terms.approx_kl, terms.clipped, terms.count),
-            *((found.entropy * mask).sum(), mask.sum()),
-            *(*self._measured(block, log_probs.detach(), old, recorded, mask), kl.sum()),
+            *((entropy * mask).sum(), mask.sum()),
+            *(*self._mismatch(block, log_probs.detach(), old, recorded, mask), kl.sum()),
         ]
-        counted = torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics])
-        return LossSums(loss, mask.new_tensor(weight, dtype=torch.float32), counted * share)
+        sums = torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics])
+        return LossSums(loss, mask.new_tensor(weight, dtype=torch.float32), sums * scale)
 
-    def _measured(self, block: int, now: Tensor, old: Tensor, recorded: Tensor, mask: Tensor) -> list[Tensor]:
-        """Returns sums: how training's log-probs differ from generation's, and how many weights the cap cuts off."""
+    def _mismatch(self, block: int, log_probs: Tensor, old: Tensor, recorded: Tensor, mask: Tensor) -> list[Tensor]:
+        """Returns sums of differences between training's and generation's log-probs, and of capped weights."""
         distance, largest, kl, ratios = mismatch(old, recorded, mask)
-        moved = torch.where(mask, now - old, 0.0).abs().max()
-        differences = torch.stack([largest.float(), moved]).cpu()
+        largest_ratio = torch.where(mask, log_probs - old, 0.0).abs().max()
+        differences = torch.stack([largest.float(), largest_ratio]).cpu()
         self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
         cap = torch.inf if self.algorithm.tis_cap is None else self.algorithm.tis_cap
         return [distance, kl, ratios, (mask & (old - recorded > torch.tensor(cap).log())).sum()]
 
     def _weight(self, rows: TrainingRows, index: Sequence[int]) -> float:
-        """Returns what some rows add to the loss's denominator."""
+        """Returns the contribution of rows to the loss's denominator."""
         counted = [row for row in index if row < rows.num_trained]
         if self.algorithm.loss_level in (LossLevel.sequence, LossLevel.sum):
             return float(len(counted))
@@ -252,7 +255,7 @@ class Objective:
 
 
 def zero_loss(policy: LanguagePolicy, device: str, precision: Precision = Precision.float32) -> Tensor:
-    """Returns 0 from a forward pass over two tokens: for a worker that takes part in a pass of others."""
+    """Returns a loss of 0 from a forward pass over two tokens, with which a worker joins a collective pass."""
     token = policy.spec.eos_ids[0]
     batch = TokenBatch(torch.tensor([[token, token]]), torch.tensor([1]), torch.tensor([2])).to(device)
     with computing(precision, device):

@@ -1,8 +1,8 @@
-"""A language policy in a folder, with what it was trained on, and what stages are made from.
+"""Folders of language policies, and the constructor argument of stages.
 
 config.json  model.safetensors  tokenizer.json ...     as save_pretrained writes them
-adapter/adapter_config.json  adapter_model.safetensors as peft writes them, of a policy with adapters
-evaluation.json                                        data, policy, generation, tool, agent and reward sections
+adapter/adapter_config.json  adapter_model.safetensors as peft writes them, for a policy with adapters
+evaluation.json                                        the config sections that an evaluation needs
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ from rlinf_embodied.telemetry.run_folder import library_versions
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """What a stage of the workflow is made from."""
+    """Constructor argument of a stage."""
 
     config: MathConfig
-    folder: str  # of the model that it starts from; "": a new one
-    share: str = "policy"  # stages of a worker with the same name here use one copy of the weights; or "reference"
-    without_adapters: bool = False  # it reads the model that the adapters were added to
+    folder: str  # of the model; "": a new model
+    share: str = "policy"  # stages of a worker with the same name share one copy of the weights
+    without_adapters: bool = False  # uses the model with adapters switched off
 
 
 def load_policy(config: LanguagePolicyConfig, folder: str, seed: int, device: str) -> SharedPolicy[LanguagePolicy]:
-    """Returns the policy of a folder ("": a new one, drawn from the seed), on its device; see LanguagePolicy."""
-    kind = cast(type[LanguagePolicy], load_target(config._target_))
-    policy = kind.from_config(config, Path(folder) if folder else None, seed)
+    """Returns the policy of a folder ("": a new one, drawn from the seed) on a device."""
+    policy_class = cast(type[LanguagePolicy], load_target(config._target_))
+    policy = policy_class.from_config(config, Path(folder) if folder else None, seed)
     move(policy.module, device)
     return SharedPolicy(policy, device=device)
 
 
 def save_policy(policy: LanguagePolicy, folder: Path, config: MathConfig) -> None:
-    """Writes a policy with the sections that its evaluation needs."""
+    """Writes a policy with the config sections that its evaluation needs."""
     policy.save(folder)
     policy.save_adapters(folder / "adapter", config.policy.folder or config.warm_start.checkpoint or "")
-    sections = {
-        name: asdict(getattr(config, name)) for name in ("data", "policy", "generation", "tool", "agent", "reward")
-    }
+    names = ("data", "policy", "generation", "tool", "agent", "reward")
+    sections = {name: asdict(getattr(config, name)) for name in names}
     content = {"workflow": "reasoning", **sections, "libraries": library_versions()}
     (folder / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Problems with their prompts as tokens: which ones an iteration trains on, and which are too long for the model."""
+"""Problems with tokenized prompts: which ones an iteration trains on, and which are too long for the model."""
 
 from __future__ import annotations
 
@@ -16,131 +16,135 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy, PromptCodec
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import Asked, Prompt
+from rlinf_embodied.reasoning.batch import Prompt, PromptedProblem
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
 
-_FURTHER, _MOST_TRIES = 1 << 32, 100  # positions to the problem that replaces one that is too long
+_REPLACEMENT_OFFSET = 1 << 32  # from the position of a problem that is too long to that of its replacement
+_MAX_DRAWS = 100  # for one position
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run is in the training stream: the message to its first stage."""
+    """Position of a run in the training stream: the message to its first stage."""
 
-    used: int = 0  # problems
-    pools: Mapping[str, bool] = field(default_factory=dict)  # by Problem.key: whether all completions were right; those
-    # of which some were have no entry
+    used: int = 0  # number of problems drawn
+    # by Problem.key: True if all completions were right, False if none was; problems in between have no entry
+    pools: Mapping[str, bool] = field(default_factory=dict)
 
 
 class Prompts:
-    """A split's stream of problems, without those whose prompts are too long.
+    """The stream of problems of a split, without problems whose prompts are too long.
 
-    In a stream without end another problem of the split takes the place of such a one, always the same; a split with an
-    end becomes shorter.  Of the problems that were last solved by all completions, or by none, only a share is drawn
-    (data.solved_share, data.unsolved_share): chosen by keyed draws, so that position and pools decide.
+    In an endless stream such a problem is replaced by another one of the split, which its position determines; a finite
+    split becomes smaller.  Of the problems that all completions solved the last time, or none, only a fraction is drawn
+    (data.solved_share, data.unsolved_share).  The draws are keyed, so that position and pools determine the problem.
     """
 
-    def __init__(self, split: Split, data: DataConfig, seed: int, codec: PromptCodec, most: int, reason: str) -> None:
-        """Opens the stream; prompts of more than `most` tokens are left out, for the `reason`."""
-        self.codec, self._split, self._most, self._reason = codec, split, most, reason
+    def __init__(
+        self, split: Split, data: DataConfig, seed: int, codec: PromptCodec, max_tokens: int, reason: str
+    ) -> None:
+        """Opens the stream; prompts of more than `max_tokens` are omitted, and errors give the `reason`."""
+        self.codec, self._split, self._max_tokens, self._reason = codec, split, max_tokens, reason
         self._seed, self._shares = seed, {True: data.solved_share, False: data.unsolved_share}
         self._source, self._template = problem_source(data, seed), PromptTemplate.of(data)
         size = None if split is Split.train else self._source.size(split)
-        self._held_out: list[Asked] | None = None
+        self._held_out: list[PromptedProblem] | None = None
         if size is not None:
-            every = [self._asked(problem) for problem in self._source.batch(split, 0, size)]
-            self._held_out = [asked for asked in every if len(asked[1].tokens) <= most]
+            problems = [self._with_prompt(problem) for problem in self._source.batch(split, 0, size)]
+            self._held_out = [prompted for prompted in problems if len(prompted[1].tokens) <= max_tokens]
             if not self._held_out:
-                raise self._none_fits([len(prompt.tokens) for _, prompt in every])
+                raise self._none_fits([len(prompt.tokens) for _, prompt in problems])
 
     @classmethod
     def of(cls, config: MathConfig, folder: str | None, split: Split) -> Prompts:
-        """Returns the stream of training, or the held-out problems; of the policy only the tokenizer is loaded.
+        """Returns the training stream or the held-out problems; loads only the policy's tokenizer.
 
         Raises:
-            ConfigError: the problems cannot be had.
+            ConfigError: there are no such problems, or none fits.
             DataError: a file cannot be used.
         """
         policy, generation, trained = config.policy, config.generation, split is Split.train
-        kind = cast(type[LanguagePolicy], load_target(policy._target_))
-        codec = kind.codec_from_config(policy, None if folder is None else Path(folder))
+        policy_class = cast(type[LanguagePolicy], load_target(policy._target_))
+        codec = policy_class.codec_from_config(policy, None if folder is None else Path(folder))
         limits = [(codec.context_length, "the context of the model holds {} tokens")]
         if trained:
             limits.append((config.algorithm.tokens_per_microbatch, "algorithm.tokens_per_microbatch is {}"))
-        tokens, text = min(((most, text) for most, text in limits if most), default=(1 << 40, ""))
+        tokens, text = min(((limit, text) for limit, text in limits if limit), default=(1 << 40, ""))
         reason = f"{text.format(tokens)}, and completions have up to {generation.max_new_tokens=} tokens"
-        seed, most = config.run.seed if trained else config.data.seed, tokens - generation.max_new_tokens
-        if config.data.max_prompt_tokens is not None and config.data.max_prompt_tokens < most:
-            most, reason = config.data.max_prompt_tokens, "data.max_prompt_tokens leaves out longer prompts"
-        return cls(split, config.data, seed, codec, most, reason)
+        seed, max_tokens = config.run.seed if trained else config.data.seed, tokens - generation.max_new_tokens
+        if config.data.max_prompt_tokens is not None and config.data.max_prompt_tokens < max_tokens:
+            max_tokens, reason = config.data.max_prompt_tokens, "data.max_prompt_tokens omits longer prompts"
+        return cls(split, config.data, seed, codec, max_tokens, reason)
 
-    def batch(self, start: int, count: int, pools: Mapping[str, bool] = MappingProxyType({})) -> list[Asked]:
+    def batch(self, start: int, count: int, pools: Mapping[str, bool] = MappingProxyType({})) -> list[PromptedProblem]:
         """Returns the problems at positions start .. start + count - 1 of the stream, with their prompts.
 
         Raises:
-            ConfigError: hardly a prompt fits.
+            ConfigError: almost no prompt fits.
         """
         if self._held_out is not None:
             return self._held_out[start : start + count]
-        drawn = enumerate(self._source.batch(self._split, start, count), start)
-        return [self._fitting(position, problem, pools) for position, problem in drawn]
+        problems = enumerate(self._source.batch(self._split, start, count), start)
+        return [self._fitting(position, problem, pools) for position, problem in problems]
 
-    def _asked(self, problem: Problem) -> Asked:
+    def _with_prompt(self, problem: Problem) -> PromptedProblem:
         chat = self.codec.chat(self._template.prompt(problem), problem.history)
         return problem, Prompt(problem.id, tuple(self.codec.encode_chat(chat)))
 
-    def _fitting(self, position: int, problem: Problem, pools: Mapping[str, bool]) -> Asked:
+    def _fitting(self, position: int, problem: Problem, pools: Mapping[str, bool]) -> PromptedProblem:
         lengths, fitting = [], None
-        for number in range(1, _MOST_TRIES + 1):
-            asked = self._asked(problem)
-            lengths.append(len(asked[1].tokens))
-            if lengths[-1] <= self._most:
-                fitting = asked
+        for number in range(1, _MAX_DRAWS + 1):
+            prompted = self._with_prompt(problem)
+            lengths.append(len(prompted[1].tokens))
+            if lengths[-1] <= self._max_tokens:
+                fitting = prompted
                 pool = pools.get(problem.key)
                 share = 1.0 if pool is None else self._shares.get(pool, 1.0)
                 if share == 1 or float(uniform(self._seed, "pools", position, number)) < share:
-                    return asked
-            (problem,) = self._source.batch(self._split, position + number * _FURTHER, 1)
-        if fitting is not None:  # hardly any problem is in no pool
+                    return prompted
+            (problem,) = self._source.batch(self._split, position + number * _REPLACEMENT_OFFSET, 1)
+        if fitting is not None:  # almost all problems are in a pool
             return fitting
         raise self._none_fits(lengths)
 
     def _none_fits(self, lengths: Sequence[int]) -> ConfigError:
-        shortest = min(lengths, default=self._most)
+        shortest = min(lengths, default=self._max_tokens)
         return ConfigError(
             f"{self._reason}, but the shortest of {len(lengths)} prompts for the split {self._split.value!r} has "
-            f"{shortest} tokens: use at least {shortest - self._most} more tokens there, fewer new ones, or shorter "
-            "problems"
+            f"{shortest} tokens: use at least {shortest - self._max_tokens} more tokens there, fewer new ones, or "
+            "shorter problems"
         )
 
 
 class PromptStage(HoldsNoMemory):
-    """Takes problems from the training stream: block b of round r has those at start + (r B + b) K ... of it.
+    """Draws problems from the training stream.
 
-    `start` is how many problems the run has used so far, by the step_context's message, a Position.  With partial
-    rollouts (episodes.carried) the first ones of the block's next round follow: they are begun ahead.
+    With B blocks of K problems, block b of round r has the problems from position start + (r B + b) K on; the message
+    of the step_context, a Position, has the start.  With partial rollouts (episodes.carried) the first problems of the
+    block's next round follow, which are begun early.
     """
 
-    def __init__(self, made: StageConfig) -> None:
-        self._made, self._config = made, made.config
+    def __init__(self, stage_config: StageConfig) -> None:
+        self._stage_config, self._config = stage_config, stage_config.config
 
     def setup(self, context: StageContext) -> None:
         self._num_blocks = context.num_blocks
-        self._prompts = Prompts.of(self._config, self._made.folder, Split.train)
+        self._prompts = Prompts.of(self._config, self._stage_config.folder, Split.train)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Returns the Batch of each block: its problems with their prompts, among those that decode with them."""
-        size, made = self._config.blocks_per_batch, {}
+        """Returns the Batch of each block: the problems of all blocks that decode with it, and its own."""
+        size, outputs = self._config.blocks_per_batch, {}
         for first in sorted({block // size * size for block in inputs}):
             blocks = range(first, min(first + size, self._num_blocks))
-            asked = tuple(self._drawn(step_context, block) for block in blocks)
-            made |= {block: asked for block in blocks if block in inputs}
-        return Output(made)
+            batch = tuple(self._draw(step_context, block) for block in blocks)
+            outputs |= {block: batch for block in blocks if block in inputs}
+        return Output(outputs)
 
-    def _drawn(self, step_context: StepContext, block: int) -> tuple[Asked, ...]:
+    def _draw(self, step_context: StepContext, block: int) -> tuple[PromptedProblem, ...]:
         position, config = cast(Position, step_context.message or Position()), self._config
         count, carried = config.prompts_per_block, config.carried_per_block
         per_round = self._num_blocks * count
         start = position.used + step_context.round * per_round + block * count
-        own = self._prompts.batch(start, count, position.pools)
-        return (*own, *(self._prompts.batch(start + per_round, carried, position.pools) if carried else ()))
+        problems = self._prompts.batch(start, count, position.pools)
+        return (*problems, *(self._prompts.batch(start + per_round, carried, position.pools) if carried else ()))

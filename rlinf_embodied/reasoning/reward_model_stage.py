@@ -1,4 +1,4 @@
-"""A frozen reward model as a stage: what it says of each completion goes to the stage `reward`."""
+"""The stage of a frozen reward model, whose scores go to the stage `reward`."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from rlinf_embodied.telemetry.progress import report_progress
 
 
 class RewardModelStage(WeightsUser[RewardModel]):
-    """Reads the last row of each sample: a completion with its prompt, or an episode with what a tool said."""
+    """Scores the last row of each sample: a prompt with its completion, or an episode with the tool's answers."""
 
     _user = "reward model"
 
-    def __init__(self, made: StageConfig) -> None:
-        self._config, self._folder = made.config, Path(made.folder)
+    def __init__(self, stage_config: StageConfig) -> None:
+        self._config, self._folder = stage_config.config, Path(stage_config.folder)
 
     def setup(self, context: StageContext) -> None:
-        kind = cast(type[RewardModel], load_target(self._config.reward.model_target))
-        self._shared = SharedPolicy(kind.load(self._folder), device=context.device)
+        model_class = cast(type[RewardModel], load_target(self._config.reward.model_target))
+        self._shared = SharedPolicy(model_class.load(self._folder), device=context.device)
         self._shared.enter(self._user)
         self._device = context.device
 
     @torch.no_grad()
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the scores of each block, float32 [K x G]."""
-        return Output({block: self._scores(cast(Completions, made)) for block, (made,) in inputs.items()})
+        return Output({block: self._scores(cast(Completions, payload)) for block, (payload,) in inputs.items()})
 
     def _scores(self, completions: Completions) -> Tensor:
         model, budget = self._shared.policy, self._config.algorithm.tokens_per_microbatch
         rows = completions.rows.select(completions.last_rows())
         scores, batches = torch.zeros(len(rows)), [[row] for row in range(len(rows))]
-        if model.pad_id is not None:  # transformers finds the end of a row by its padding
+        if model.pad_id is not None:  # otherwise transformers cannot locate the end of shorter rows
             batches = dynamic_batches(rows.lengths.tolist(), budget)
         for part in batches:
             scores[part] = model.scores(rows.select(part).to(self._device)).cpu()

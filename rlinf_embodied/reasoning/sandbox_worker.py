@@ -1,12 +1,12 @@
-"""The process that runs programs for sandbox.py.  Linux 5.14 or newer; needs nothing but Python's standard library.
+"""The process that runs programs for sandbox.py.  Needs Linux 5.14 or newer, and only Python's standard library.
 
     server       an unprivileged user without network; the root holds the system's programs and this Python, read-only
-    +- watcher   of one program: starts it, enforces its limits, replies
+    +- watcher   one per program: starts it, enforces its limits, replies
        +- init      process 1 of the program's process namespace; when it is killed, the kernel kills all the others
-       +- program   without capabilities and dangerous system calls, with a /tmp that ends with it
+       +- program   without capabilities and dangerous system calls; its /tmp is deleted with it
 
-A line of JSON in is a program, a line out its Result.  Each process is a fork of the one above, so that a program
-starts in a warm interpreter.  Its namespaces have no /proc, and hide the server, the watcher and all other processes.
+Each line in is a program as JSON, each line out its Result.  Each process is a fork of the one above, so that a program
+starts in a warm interpreter.  The program's namespaces have no /proc and hide all other processes.
 """
 
 from __future__ import annotations
@@ -32,27 +32,28 @@ import types
 from collections.abc import Iterator
 
 _WARM = "bisect collections copy dataclasses datetime decimal fractions functools heapq itertools operator random re "
-_WARM += "statistics string typing"  # what programs import most
-_POLL_S = 0.05  # between two looks at a program's processor time and memory
+_WARM += "statistics string typing"  # modules that programs often import
+_POLL_S = 0.05  # between two measurements of a program's processor time and memory
 _NOBODY = 65534
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-_ANY_NEW = 0x7E020000  # these, and those of host names and control groups
+_ANY_NEW = 0x7E020000  # these namespaces, and those of host names and control groups
 _READ_ONLY, _NOSUID, _NODEV, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 0x1000, 0x4000, 0x40000
-# By machine: its number for seccomp; clone; socket memfd_create shmget semget msgget mq_open (memory beyond the limits)
-# ptrace process_vm_readv process_vm_writev unshare setns add_key request_key keyctl bpf perf_event_open userfaultfd.
+# By machine: its number for seccomp, then system calls: clone; socket; memory beyond the limits (memfd_create shmget
+# semget msgget mq_open); ptrace process_vm_readv process_vm_writev unshare setns add_key request_key keyctl bpf
+# perf_event_open userfaultfd.
 _SYSTEM_CALLS = {
     "x86_64": (0xC000003E, 56, 41, 319, 29, 64, 68, 240, 101, 310, 311, 272, 308, 248, 249, 250, 321, 298, 323),
     "aarch64": (0xC00000B7, 220, 198, 279, 194, 190, 186, 180, 117, 270, 271, 97, 268, 217, 218, 219, 280, 241, 282),
 }
-_EVERYWHERE = (425, 438, 447)  # io_uring_setup pidfd_getfd memfd_secret
+_SAME_EVERYWHERE = (425, 438, 447)  # io_uring_setup pidfd_getfd memfd_secret
 _CLONE3, _MOUNT_SETATTR, _X32 = 435, 442, 0x40000000
 _ALLOW, _KILL, _FAIL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x50000, 1, 38
 
 
 def main() -> types.CodeType | None:
-    """Serves until the other side closes the pipe; returns in a program's process, with what it is to execute."""
+    """Serves until the owner closes the pipe; in a program's process it returns the code to execute."""
     requests, refusal = os.fdopen(0, "rb", closefd=False), None
     for name in _WARM.split():
         importlib.import_module(name)
@@ -74,15 +75,15 @@ def main() -> types.CodeType | None:
 
 # ---------------------------------------------------------------------------------------------------------- the server
 def isolate(proc: int) -> None:
-    """Moves this process into separate namespaces, as a user without rights.
+    """Moves this process into separate namespaces, as a user without privileges.
 
     Raises:
         OSError: the machine does not allow it.
-        KeyError: the numbers of this processor's system calls are not known here.
+        KeyError: the system call numbers of this processor are unknown.
     """
     _filter(*_SYSTEM_CALLS[platform.machine()])
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # a machine that is short of memory ends programs before anything else
+        file.write("1000")  # short of memory, the kernel kills programs first
     if is_root := not os.geteuid():
         _call("unshare", _NEWNS)
     else:
@@ -92,8 +93,8 @@ def isolate(proc: int) -> None:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-        _call("prctl", 4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: otherwise its files in /proc stay root's
-    _new_user(proc, _NEWNET | _NEWIPC)  # RLIMIT_NPROC counts the processes of this one
+        _call("prctl", 4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: otherwise root still owns its files in /proc
+    _new_user(proc, _NEWNET | _NEWIPC)  # RLIMIT_NPROC counts processes per user namespace
 
 
 def _new_user(proc: int, flags: int) -> None:
@@ -131,9 +132,9 @@ def _new_root() -> None:
 
 
 def _restrict(path: str, attributes: int) -> None:
-    """Adds attributes to the mount at a path and to all below it."""
-    wanted = struct.pack("4Q", attributes, 0, 0, 0)
-    _call("syscall", _MOUNT_SETATTR, -100, path.encode(), 0x8000, wanted, len(wanted))  # AT_FDCWD, AT_RECURSIVE
+    """Adds attributes to the mount at a path and to all mounts below it."""
+    mount_attr = struct.pack("4Q", attributes, 0, 0, 0)
+    _call("syscall", _MOUNT_SETATTR, -100, path.encode(), 0x8000, mount_attr, len(mount_attr))  # AT_FDCWD, AT_RECURSIVE
 
 
 def _call(name: str, *arguments: object) -> None:
@@ -144,8 +145,8 @@ def _call(name: str, *arguments: object) -> None:
 
 # --------------------------------------------------------------------------------------------------------- the watcher
 def watch(proc: int, code: str, stdin: str, limits: dict[str, float]) -> types.CodeType:
-    """Runs one program, replies and ends this process; returns in the program's, with its code."""
-    deadline_s, most = time.monotonic() + limits["wall_s"], int(limits["output_bytes"])
+    """Runs one program, replies and ends this process; in the program's process it returns the compiled code."""
+    deadline_s, max_output = time.monotonic() + limits["wall_s"], int(limits["output_bytes"])
     _call("unshare", _NEWNS | _NEWPID)
     options = f"mode=700,nr_inodes=4096,size={limits['file_bytes']}"
     _call("mount", b"tmpfs", b"/tmp", b"tmpfs", _NOSUID | _NODEV, options.encode())
@@ -155,43 +156,41 @@ def watch(proc: int, code: str, stdin: str, limits: dict[str, float]) -> types.C
         os.closerange(0, 1 << 20)
         while True:
             signal.pause()
-    given = os.memfd_create("stdin")
-    with open(given, "wb", closefd=False) as file:
+    stdin_file = os.memfd_create("stdin")
+    with open(stdin_file, "wb", closefd=False) as file:
         file.write(stdin.encode("utf-8", "replace"))
-    os.lseek(given, 0, os.SEEK_SET)
+    os.lseek(stdin_file, 0, os.SEEK_SET)
     pipes = [os.pipe(), os.pipe()]
     if not (program := os.fork()):
-        for number, descriptor in enumerate((given, pipes[0][1], pipes[1][1])):
+        for number, descriptor in enumerate((stdin_file, pipes[0][1], pipes[1][1])):
             os.dup2(descriptor, number)
         os.closerange(3, 1 << 20)
         return confined(code, limits)
     outputs = {read: bytearray() for read, write in pipes if os.close(write) is None}
-    status = _until_over(proc, program, limits, deadline_s, outputs)
+    status = _wait(proc, program, limits, deadline_s, outputs)
     os.kill(init, signal.SIGKILL)
-    number = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])  # before init, which waits for that itself
-    os.waitpid(init, 0)  # ends when all others of its namespace are gone
+    number = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])  # before init, which would reap it
+    os.waitpid(init, 0)  # ends after all other processes of its namespace
     if status == "owner":
         os._exit(0)
-    if number == -signal.SIGKILL and not status:  # from outside, or by itself: that shows when it is run again
+    if number == -signal.SIGKILL and not status:  # killed from outside or by itself; the owner runs it again
         signal.raise_signal(signal.SIGKILL)
     if number == -signal.SIGXCPU:
         status = "cpu_s"
     for read, text in outputs.items():
-        while len(text) <= most and (more := os.read(read, 1 << 16)):
-            text += more
-    if max(map(len, outputs.values())) > most:
+        while len(text) <= max_output and (part := os.read(read, 1 << 16)):
+            text += part
+    if max(map(len, outputs.values())) > max_output:
         status = "output_bytes"
-    stdout, stderr = (bytes(text[:most]).decode("utf-8", "replace") for text in outputs.values())
+    stdout, stderr = (bytes(text[:max_output]).decode("utf-8", "replace") for text in outputs.values())
     status = status or ("ok" if number == 0 else f"exit {number}" if number > 0 else f"signal {-number}")
     with open(1, "wb", closefd=False) as replies:
         replies.write(json.dumps({"stdout": stdout, "stderr": stderr, "status": status}).encode() + b"\n")
     os._exit(0)
 
 
-def _until_over(
-    proc: int, program: int, limits: dict[str, float], deadline_s: float, outputs: dict[int, bytearray]
-) -> str:
-    """Returns the name of the limit that a program has reached; an empty text where it ended by itself."""
+def _wait(proc: int, program: int, limits: dict[str, float], deadline_s: float, outputs: dict[int, bytearray]) -> str:
+    """Waits for a program, and collects its output; returns the name of the exceeded limit, "" if it ended."""
     poll, ended, next_s = select.poll(), os.pidfd_open(program), time.monotonic() + _POLL_S
     for descriptor, events in ((0, 0), (ended, select.POLLIN), *((read, select.POLLIN) for read in outputs)):
         poll.register(descriptor, events)
@@ -199,10 +198,10 @@ def _until_over(
         for descriptor, _ in poll.poll(1000 * _POLL_S):
             if descriptor == ended:
                 return ""
-            if descriptor == 0:  # the owner is gone: nobody waits for the result
+            if descriptor == 0:  # the owner ended: nothing waits for the result
                 return "owner"
-            if more := os.read(descriptor, 1 << 16):
-                outputs[descriptor] += more
+            if part := os.read(descriptor, 1 << 16):
+                outputs[descriptor] += part
             else:
                 poll.unregister(descriptor)
         if max(map(len, outputs.values())) > limits["output_bytes"]:
@@ -217,7 +216,7 @@ def _until_over(
 
 
 def _usage(proc: int, parent: int) -> Iterator[tuple[float, int]]:
-    """Yields processor seconds and resident bytes of all processes below one; at least (0, 0)."""
+    """Yields processor seconds and resident bytes of all descendants of a process, after (0, 0)."""
     yield 0.0, 0
     try:
         tasks = os.open(f"{parent}/task", os.O_RDONLY, dir_fd=proc)
@@ -227,7 +226,7 @@ def _usage(proc: int, parent: int) -> Iterator[tuple[float, int]]:
             stat = _read(proc, f"{child}/stat").rpartition(")")[2].split()
             yield sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK"), int(stat[21]) * resource.getpagesize()
             yield from _usage(proc, int(child))
-    except (FileNotFoundError, ProcessLookupError):  # one ended just now
+    except (FileNotFoundError, ProcessLookupError):  # a process ended meanwhile
         return
 
 
@@ -238,9 +237,9 @@ def _read(proc: int, path: str) -> str:
 
 # --------------------------------------------------------------------------------------------------------- the program
 def confined(code: str, limits: dict[str, float]) -> types.CodeType:
-    """Gives up all rights of this process; returns the program, compiled."""
+    """Drops all privileges of this process; returns the compiled program."""
     seconds, memory = math.ceil(limits["cpu_s"]), int(limits["memory_bytes"])
-    others = 3  # server, watcher and init are counted, too
+    others = 3  # server, watcher and init count as well
     for name, soft, hard in (
         ("CPU", seconds, seconds + 1),
         ("AS", memory, memory),
@@ -256,14 +255,14 @@ def confined(code: str, limits: dict[str, float]) -> types.CodeType:
     content = _filter(*_SYSTEM_CALLS[platform.machine()])
     memory_of = ctypes.create_string_buffer(content)
     _call("prctl", 22, 2, struct.pack("HP", len(content) // 8, ctypes.addressof(memory_of)), 0, 0)  # PR_SET_SECCOMP
-    sys.argv[:], sys.excepthook = ["program.py"], _show
+    sys.argv[:], sys.excepthook = ["program.py"], _print_error
     sys.modules["__main__"] = types.ModuleType("__main__")
     linecache.cache["program.py"] = (len(code), None, code.splitlines(keepends=True), "program.py")
     return compile(code, "program.py", "exec")
 
 
 def _filter(machine: int, clone: int, *refused: int) -> bytes:
-    """Returns the seccomp program that lets these calls fail, and every one that makes a namespace."""
+    """Returns the seccomp program that makes the `refused` calls fail, and all calls that create a namespace."""
     load, equal, at_least, any_bit, end = 0x20, 0x15, 0x35, 0x45, 0x06
     steps = [(load, 0, 0, 4), (equal, 1, 0, machine), (end, 0, 0, _KILL), (load, 0, 0, 0)]
     steps += [
@@ -272,13 +271,13 @@ def _filter(machine: int, clone: int, *refused: int) -> bytes:
         (equal, 0, 1, _CLONE3),
         (end, 0, 0, _FAIL | _ENOSYS),
     ]
-    for number in (*refused, *_EVERYWHERE):
+    for number in (*refused, *_SAME_EVERYWHERE):
         steps += [(equal, 0, 1, number), (end, 0, 0, _FAIL | _EPERM)]
     steps += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 0, 1, _ANY_NEW), (end, 0, 0, _FAIL | _EPERM)]
     return b"".join(struct.pack("HBBI", *step) for step in (*steps, (end, 0, 0, _ALLOW)))
 
 
-def _show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+def _print_error(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     traceback.print_exception(kind, error, trace)
@@ -286,7 +285,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: types.Tracebac
 
 if __name__ == "__main__" and (program := main()) is not None:
     exec(program, sys.modules["__main__"].__dict__)
-    if threading.active_count() == 1:  # otherwise, and after an error, Python ends as usual, which takes longer
+    if threading.active_count() == 1:  # skips the rest of Python's shutdown, which takes longer
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""math-verify in a process, each question under hard limits.
+"""math-verify in a separate process (verifier_worker.py), with hard limits for each comparison.
 
-The kernel ends the process (verifier_worker.py) that used up its processor time: its question counts as not equal.  So
-does one at which three processes were killed in any other way.
+A comparison that exceeds its processor time, after which the kernel ends the process, counts as not equal.  So does one
+during which three processes were killed for other reasons.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from rlinf_embodied.telemetry.progress import report_progress
 
 
 class MathVerifier(HelperProcess):
-    """Compares pairs of answers; its process starts with the first question and stays.  One caller at a time."""
+    """Compares pairs of answers in a process that starts with the first pair.  One caller at a time."""
 
     def __init__(self, timeout_s: float) -> None:
-        """Takes the processor seconds that one question may take; starts nothing yet."""
-        # what a model wrote goes through a computer algebra system there: the owner's tokens and passwords stay here
+        """Sets the processor seconds of one comparison; starts nothing."""
+        # a model's text is evaluated there, so tokens and passwords in the owner's environment are not passed on
         environment = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONHASHSEED": "0"}
         arguments = ("-m", "rlinf_embodied.reasoning.verifier_worker", str(timeout_s))
         super().__init__("verifier", arguments, environment)
 
     def equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Returns, for each (answer, reference) in order, whether math-verify takes them for the same.
+        """Returns whether math-verify considers each (answer, reference) equal, in order.
 
         Raises:
             WorkerError: the process failed, for example because it cannot import math-verify.

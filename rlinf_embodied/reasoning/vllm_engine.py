@@ -1,11 +1,11 @@
-"""vLLM as the engine of generation: a server process with its own environment, which the run survives losing.
+"""vLLM as the engine of generation: a server process in a separate Python environment.
 
-    VllmEngine --submit, abort, pause, load, resume--> vllm_server.py      a line of JSON each
-               <--new tokens, log-probs, version------                     after each of its steps
+    VllmEngine --submit, abort, pause, load, resume--> vllm_server.py      one line of JSON each
+               <--new tokens, log-probs, version------                     after each step of the server
 
-Weights go through a model folder on this machine, which is written anew for each version.  A server that is gone is
-replaced by one with the newest weights; rows under way begin again, with the seeds that they had.  Log-probs are those
-of vLLM's kernels, after the temperature; training corrects for the difference by algorithm.tis_cap.
+Weights are passed in a model folder on this machine, which is rewritten for each version.  A server that ends is
+replaced by one with the newest weights, and unfinished rows start again with their seeds.  Log-probs are those of
+vLLM's kernels, at the temperature; training corrects for the difference by algorithm.tis_cap.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from rlinf_embodied.telemetry.progress import report_progress
 
 _LOG = logging.getLogger(__name__)
 _SERVER = Path(__file__).with_name("vllm_server.py")
-_FOLDER = "RLINF_EMBODIED_VLLM"  # a variable: where vLLM's environment is
+_FOLDER = "RLINF_EMBODIED_VLLM"  # environment variable: folder of vLLM's Python environment
 _SETTINGS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 _DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
-_WAIT_S = 0.5  # of a poll for a step of the server
-_MOST_LOSSES = 3  # of servers in a row, without a row that has ended
-_EXCLUDED = -100.0  # added to a logit
+_WAIT_S = 0.5  # longest time that `poll` waits for a step of the server
+_MOST_LOSSES = 3  # consecutive servers that ended before any of their rows did
+_EXCLUDED = -100.0  # logit bias of a token that is never sampled
 
 
 def installed_python() -> Path:
     """Returns the Python of vLLM's environment.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it is not installed.
     """
     folder = Path(os.environ.get(_FOLDER) or Path(__file__).resolve().parents[2] / ".venv-vllm").absolute()
-    python, rule = folder / "bin" / "python", f"vLLM has an environment of its own, and {folder} does not exist"
+    python, rule = folder / "bin" / "python", f"vLLM needs a separate environment, and {folder} does not exist"
     action = f"install it with `python -m experiments.setup.foreign env=vllm`, or set {_FOLDER} to its folder"
     require(python.exists(), "generation.engine", "vllm", rule, action)
     return python
@@ -59,27 +59,27 @@ def installed_python() -> Path:
 
 @dataclass(slots=True)
 class _Row:
-    """What was asked for, and what has come of it."""
+    """A request, and the tokens sampled so far."""
 
     prompt: list[int]
-    most: int
+    max_tokens: int
     seed: int
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)  # of each token
-    reason: str = ""  # why it is over: "stop" or "length"
+    reason: str = ""  # "stop" or "length" once it has ended
 
 
 class VllmEngine:
-    """The rows under way, and the server that has them; Engine in engine.py is the protocol."""
+    """The server process and its rows; Engine in engine.py is the protocol."""
 
     def __init__(self, config: MathConfig, policy: LanguagePolicy, version: int, command: list[str]) -> None:
-        """Starts a server, and returns before it is there."""
+        """Starts a server, and returns before it is ready."""
         self.version, self._command, self._spec = version, command, policy.spec
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="rlinf-vllm-"))
         self._rows: dict[int, _Row] = {}
-        self._paused, self._next, self._sampled, self._losses = False, 0, 0, 0
+        self._paused, self._next_number, self._sampled, self._losses = False, 0, 0, 0
         policy.save(self._folder / "model")
         self._start()
 
@@ -89,21 +89,21 @@ class VllmEngine:
 
     # -------------------------------------------------------------------------------------------------------- requests
     def submit(self, requests: GenerationBlock) -> list[int]:
-        first, size = self._next, requests.group_size
+        numbers = []
         for prompt in requests.prompts:
-            for sample in range(prompt.sample, prompt.sample + size):
+            max_tokens = requests.sampling.max_new_tokens if prompt.room is None else prompt.room
+            for sample in range(prompt.sample, prompt.sample + requests.group_size):
                 key = requests.iteration, prompt.id, sample, prompt.place
-                seed = int(words(requests.seed, requests.purpose, *key)) >> 2  # vLLM takes 63 bits
-                most = requests.sampling.max_new_tokens if prompt.room is None else prompt.room
-                self._rows[self._next] = _Row(list(prompt.tokens), most, seed)
-                self._next += 1
-        numbers = list(range(first, self._next))
+                seed = int(words(requests.seed, requests.purpose, *key)) >> 2  # vLLM's seeds have 63 bits
+                numbers.append(self._next_number)
+                self._rows[self._next_number] = _Row(list(prompt.tokens), max_tokens, seed)
+                self._next_number += 1
         self._submit(numbers)
         return numbers
 
     def _submit(self, numbers: Collection[int]) -> None:
         rows = [(number, self._rows[number]) for number in numbers]
-        self._send(do="submit", rows=[[number, row.prompt, row.most, row.seed] for number, row in rows])
+        self._send(do="submit", rows=[[number, row.prompt, row.max_tokens, row.seed] for number, row in rows])
 
     def poll(self) -> list[Generated]:
         if self._paused or not self._rows:
@@ -111,13 +111,13 @@ class VllmEngine:
         self._receive(_WAIT_S)
         while not self._inbox.empty():
             self._receive(0)
-        return self._taken([number for number, row in self._rows.items() if row.reason])
+        return self._pop([number for number, row in self._rows.items() if row.reason])
 
     def abort(self, rows: Collection[int]) -> list[Generated]:
-        chosen = [number for number in self._rows if number in rows]
-        if chosen:
-            self._send(do="abort", rows=chosen)
-        return self._taken(chosen)
+        numbers = [number for number in self._rows if number in rows]
+        if numbers:
+            self._send(do="abort", rows=numbers)
+        return self._pop(numbers)
 
     def pause(self) -> None:
         self._paused = True
@@ -128,12 +128,12 @@ class VllmEngine:
         self._send(do="resume")
 
     def load(self, version: int, policy: LanguagePolicy) -> None:
-        """Takes the weights that a policy has now; waits until the server has them.
+        """Loads a policy's current weights; waits until the server has them.
 
         Raises:
-            WorkerError: servers end again and again.
+            WorkerError: too many servers ended.
         """
-        while not self._ready:  # one that starts reads the folder
+        while not self._ready:  # a starting server reads the folder
             self._receive(_WAIT_S)
         new = self._folder / "new"
         policy.save(new)
@@ -153,19 +153,19 @@ class VllmEngine:
         self._server.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _taken(self, numbers: Collection[int]) -> list[Generated]:
-        made = []
+    def _pop(self, numbers: Collection[int]) -> list[Generated]:
+        generated = []
         for number in numbers:
             row = self._rows.pop(number)
             tokens, versions = (torch.tensor(part, dtype=torch.long) for part in (row.tokens, row.versions))
-            made.append(Generated(number, tokens, torch.tensor(row.log_probs), row.reason == "stop", versions))
-        self._losses = 0 if made else self._losses
-        return made
+            generated.append(Generated(number, tokens, torch.tensor(row.log_probs), row.reason == "stop", versions))
+        self._losses = 0 if generated else self._losses
+        return generated
 
     # -------------------------------------------------------------------------------------------------------- server
     def _start(self) -> None:
         sampling = self._config.generation
-        given = {
+        arguments = {
             "version": self.version,
             "sampling": {
                 "temperature": sampling.temperature,
@@ -178,21 +178,21 @@ class VllmEngine:
                 "max_num_seqs": sampling.max_num_seqs,
                 "skip_tokenizer_init": True,
                 "logprobs_mode": "processed_logprobs",
-                "async_scheduling": False,  # a step's tokens are of the weights that it began with
+                "async_scheduling": False,  # all tokens of a step are sampled by the same weights
                 "disable_log_stats": True,
                 **sampling.engine_options,
             },
         }
-        # enforce_eager alone leaves the samplers compiled
+        # enforce_eager alone does not disable the compilation of samplers
         eager = {"TORCH_COMPILE_DISABLE": "1"} if sampling.engine_options.get("enforce_eager") else {}
-        own = ("PYTHONPATH", "LD_PRELOAD")  # this project's, for its own Python
-        variables = {k: v for k, v in os.environ.items() if k not in own}
+        excluded = ("PYTHONPATH", "LD_PRELOAD")  # those of this process are for its own Python
+        variables = {k: v for k, v in os.environ.items() if k not in excluded}
         with (self._folder / "log").open("w") as log:
             self._server = subprocess.Popen(
-                [*self._command, json.dumps(given)],
+                [*self._command, json.dumps(arguments)],
                 **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True},
                 env=_DEFAULTS | variables | _SETTINGS | eager,
-                start_new_session=True,  # an interruption of the run is not one of its server
+                start_new_session=True,  # Ctrl-C must not reach the server
             )
         self._inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=_read, args=(self._server, self._inbox), daemon=True).start()
@@ -203,15 +203,15 @@ class VllmEngine:
         try:
             self._server.stdin.write(json.dumps(message) + "\n")
             self._server.stdin.flush()
-        except OSError:  # it is gone, as the inbox will say
+        except OSError:  # the server ended; the inbox reports it
             pass
 
     def _receive(self, wait_s: float) -> None:
-        """Takes a message of the server, if one comes in time."""
+        """Processes the server's next message, if one arrives in time."""
         try:
             message = self._inbox.get(timeout=wait_s)
         except queue.Empty:
-            if not self._ready:  # it starts, which takes a minute or more on a busy machine
+            if not self._ready:  # starting takes a minute or more on a busy machine
                 report_progress()
             return
         report_progress()
@@ -220,7 +220,7 @@ class VllmEngine:
         self._ready = True
         self._loaded |= message.get("loaded") == self.version
         for number, tokens, log_probs, reason in message.get("rows", ()):
-            if (row := self._rows.get(number)) is not None:  # it may have been aborted
+            if (row := self._rows.get(number)) is not None:  # otherwise it was aborted
                 row.tokens += tokens
                 row.log_probs += log_probs
                 row.versions += [message["version"]] * len(tokens)
@@ -228,22 +228,22 @@ class VllmEngine:
                 self._sampled += len(tokens)
 
     def _replace(self) -> None:
-        """Starts another server in the place of one that is gone; rows begin again."""
+        """Replaces a server that ended, and starts its unfinished rows again."""
         self._losses += 1
         code, log = self._server.wait(), (self._folder / "log").read_text(errors="replace").strip().splitlines()
         lines = "\n".join(log[-12:])
-        fails_to_start = not self._ready and code > 0  # it was not killed
+        fails_to_start = not self._ready and code > 0  # was not killed
         if fails_to_start or self._losses > _MOST_LOSSES:
             raise (ConfigError if fails_to_start else WorkerError)(
                 f"generation.engine is vllm, but its server ended {self._losses} times in a row (exit code {code}): "
-                f"correct generation.engine_options, or what its log says last:\n{lines}"
+                f"correct generation.engine_options, or the cause at the end of its log:\n{lines}"
             )
-        _LOG.warning("vLLM's server is gone (exit code %s): another one is started", code)
+        _LOG.warning("vLLM's server ended (exit code %s) and is replaced", code)
         self._start()
-        again = {number: row for number, row in self._rows.items() if not row.reason}
-        for row in again.values():
+        unfinished = {number: row for number, row in self._rows.items() if not row.reason}
+        for row in unfinished.values():
             row.tokens, row.log_probs, row.versions = [], [], []
-        self._submit(again)
+        self._submit(unfinished)
         if self._paused:
             self._send(do="pause")
 
@@ -251,6 +251,6 @@ class VllmEngine:
 def _read(server: subprocess.Popen[str], inbox: queue.SimpleQueue) -> None:
     assert server.stdout is not None
     for line in server.stdout:
-        if line.endswith("\n"):  # the last one of a server that was killed may not be whole
+        if line.endswith("\n"):  # the last line of a killed server may be incomplete
             inbox.put(json.loads(line))
     inbox.put(None)

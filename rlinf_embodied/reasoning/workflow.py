@@ -1,16 +1,17 @@
-"""The reasoning workflow: its graph, and what one iteration is, top to bottom.
+"""The reasoning workflow: its graph, and one iteration.
 
 prompts -> generation -> reward ---------------------+-> actor ~~> generation, old_log_probs: new weights
               |            |                         |
-              +------------+-> critic    (PPO) ------+     values, advantages, its own update
-              +-> old_log_probs (several steps) -----+     log-probs of training's code under the weights that sampled
-              +-> reference (kl_coef, loss) ---------+     log-probs under the starting policy (adapters: off)
+              +------------+-> critic    (PPO) ------+     values, advantages, update of the critic
+              +-> old_log_probs (several steps) -----+     log-probs under the weights that sampled
+              +-> reference (kl_coef, loss) ---------+     log-probs under the starting policy
               +-> reward_model -> reward                   scores of a frozen model, if reward.model names one
 
-With a tool `episodes` takes the place of `prompts`, in a loop with generation: it has the data for the stages behind.
-With episodes.free there is no loop: generation runs the episodes.
+With a tool or an agent, `episodes` replaces `prompts` and forms a loop with generation; it sends the completions to the
+following stages.  With episodes.free there is no loop: generation runs the episodes.
 
-With dynamic sampling all stages before the actor are repeated, with further problems, until enough groups differ.
+With dynamic sampling all stages before the actor are repeated with further problems, until enough groups have different
+rewards.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, Workflow
 
 
 def training_workflow(config: MathConfig, policy_folder: str, reference_folder: str = "") -> Workflow:
-    """Returns the graph; the divergence is measured from `reference_folder` ("": from what the policy starts from)."""
+    """Returns the graph; the KL divergence is measured from the policy in `reference_folder` ("": `policy_folder`)."""
     algorithm, ppo = config.rl, config.rl.name is ReasoningName.ppo
     episodic = config.has_loop
-    scored = ["reward_model"] if config.reward.model else []
-    stages = ("episodes" if episodic else "prompts", *actor_inputs(algorithm), "actor", *scored)
+    reward_model = ["reward_model"] if config.reward.model else []
+    stages = ("episodes" if episodic else "prompts", *actor_inputs(algorithm), "actor", *reward_model)
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
     configs["reward_model"] = StageConfig(config, str(Path(config.reward.model or "").expanduser().resolve()))
     adapted = config.policy.lora.rank > 0
-    if adapted:  # the weights are frozen, so the start is the policy without its adapters
+    if adapted:  # the other weights are frozen, so the reference is the policy without its adapters
         configs["reference"] = StageConfig(config, policy_folder, without_adapters=True)
     else:
         configs["reference"] = StageConfig(config, reference_folder or policy_folder, share="reference")
@@ -55,8 +56,8 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         config.num_blocks,
         items_per_block=config.rows_per_block,
         blocks_per_batch=config.blocks_per_batch,
-        # a sharded actor's pass is made by all of its workers together, and they get chunks of unequal size
-        together=algorithm.sharding is not Sharding.none,
+        # a pass of a sharded actor is a collective call of its workers, whose chunks have unequal sizes
+        wait_for_all=algorithm.sharding is not Sharding.none,
         repeat=resample if algorithm.dynamic_sampling else None,
         configs=configs,
         receivers=("generation", "old_log_probs", *(("reference",) if adapted else ())),
@@ -69,27 +70,27 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
 
 @dataclass(frozen=True, slots=True)
 class DynamicSamplingFilter:
-    """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw metric.
+    """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose raw rewards have nonzero variance.
 
-    The message to the actor is the (round, block, group) triples to train on: the first ones with nonzero variance.
+    The message to the actor is the (round, block, group) of the first such groups, on which it trains.
     """
 
-    wanted: int  # groups that an iteration trains on; with fewer it continues after the last round
+    wanted: int  # groups for an iteration; after the last round it trains on fewer
 
     def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
-        """Returns whether enough groups have nonzero variance, and which to train on."""
-        found = [(number, group) for number, reports in enumerate(rounds) for group in in_order(of_type(reports, list))]
-        kept = tuple((number, group.block, group.index) for number, group in found if not group.zero_variance)
+        """Returns whether there are enough groups, and which ones to train on."""
+        groups = [(k, group) for k, reports in enumerate(rounds) for group in in_order(of_type(reports, list))]
+        kept = tuple((k, group.block, group.index) for k, group in groups if not group.zero_variance)
         return RepeatDecision(len(kept) >= self.wanted, kept[: self.wanted])
 
 
 def run_iteration(
     executor: Executor, config: MathConfig, iteration: int, start: Position
 ) -> tuple[IterationResult, dict[str, float]]:
-    """Runs one iteration and returns what came back, and its metrics by name.
+    """Runs one iteration; returns its result, and metrics by name.
 
-    An iteration is a function of a snapshot: weights, optimizers, counters, and `start`, its position among the
-    problems.
+    An iteration is a function of a snapshot (weights, optimizers and counters) and of `start`, the position in the
+    stream of problems.
     """
     num_rounds = lambda result: max(executor.workflow.rounds(result.reports).values(), default=1)  # noqa: E731
 

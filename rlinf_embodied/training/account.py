@@ -1,4 +1,4 @@
-"""Where the time of a run went and what it ended with: notes on the way, summary.json and trace.json."""
+"""Timing and results of a run: notes, summary.json and trace.json."""
 
 from __future__ import annotations
 
@@ -18,54 +18,55 @@ from rlinf_embodied.training.job import Evaluated, Job, Progress
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.running import Running
 
-_CHOICE = {  # what `best` is worth, by whether checks chose it
+_BEST_NOTE = {  # by whether checks chose the best weights
     True: "biased upwards: the highest of several checks; `after` is measured on other episodes",
     False: "biased upwards: the highest of several evaluations on the same episodes; use another eval.seed for it",
 }
-_MOST_SPANS = 20000  # the newest ones, of a trace
+_MAX_SPANS = 20000  # in a trace: the newest ones
 
 
 class Account:
-    """Of one run, from the command, given when it `started` (seconds since the epoch), to the summary."""
+    """Collects spans and metrics of a run, and writes its summary."""
 
     def __init__(self, job: Job, started: float) -> None:
+        """`started` is the time of the command in seconds since the epoch."""
         self.startup = StartupClock(started, job.first_work)
         psutil.cpu_percent()  # each call measures since the last one
         self._job, self._started = job, started
         self._spans: list[Span] = []
 
     def note_start(self, spans: Sequence[Span], view: LiveView) -> None:
-        """Prints once, when the first work is done, how long it took to get there."""
+        """Prints the start-up time once, after the first work."""
         if self.startup.first(spans):
             view.note(str(self.startup))
 
     def add(
         self, progress: Progress, result: IterationResult, metrics: dict[str, float], seconds: float, before: int
     ) -> None:
-        """Counts an iteration of this many seconds that began at the global step `before`; completes its metrics."""
+        """Counts an iteration and completes its metrics; it began at the global step `before`."""
         progress.iteration += 1
         progress.rollout_s += seconds
-        self._spans = [*self._spans, *result.spans][-_MOST_SPANS:]
+        self._spans = [*self._spans, *result.spans][-_MAX_SPANS:]
         metrics[self._job.speed] = (progress.global_step - before) / seconds
         metrics["time/iteration_s"] = seconds
         metrics["time/total_s"] = progress.rollout_s
-        metrics["system/cpu"] = psutil.cpu_percent() / 100  # shares of this machine: all cores, all processes
+        metrics["system/cpu"] = psutil.cpu_percent() / 100  # fractions of this machine's cores and memory
         metrics["system/memory"] = psutil.virtual_memory().percent / 100
         metrics |= stage_seconds(result.spans)
 
     def weights_digest(self, running: Running) -> str:
-        """Returns the SHA-256 of what the learners have trained, of all of them together; raises a worker's errors."""
+        """Returns the SHA-256 of the trained weights of all learners; raises the errors of workers."""
         step_context, call = StepContext(running.progress.iteration), running.executor.call
-        found = [str(call(stage, "weights_digest", step_context)[0]) for stage in self._job.learners]
-        return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
+        digests = [str(call(stage, "weights_digest", step_context)[0]) for stage in self._job.learners]
+        return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def close(self, running: Running, planning: Planning, after: Evaluated, digest: str, view: LiveView) -> None:
-        """Writes the summary, the trace and the job's curve, and prints how the run ended.
+        """Writes the summary, the trace and the job's curve, and prints the result.
 
-        `after` is the evaluation at its end, and `digest` that of its weights.
+        `after` is the final evaluation, `digest` that of the weights.
 
         Raises:
-            RlinfError: what a worker raised, or a file that cannot be written.
+            RlinfError: a worker failed, or a file cannot be written.
         """
         progress, folder = running.progress, running.folder
         assert progress.before is not None
@@ -78,7 +79,7 @@ class Account:
             "rl_s": progress.rollout_s,
             "checks_s": progress.checks_s,
             "best": progress.best,
-            "best_note": progress.best and _CHOICE[running.checking is not None],
+            "best_note": progress.best and _BEST_NOTE[running.checking is not None],
             "weights_of_iteration": kept,
             "wall_s": time.time() - self._started,
             "startup_s": self.startup.phases | {f"first {self._job.first_work}": self.startup.total_s},

@@ -1,4 +1,4 @@
-"""What a workflow brings to a training run; `Trainer` does the rest, and knows nothing of envs or tokens."""
+"""The protocol of jobs: the part of a training run that depends on its workflow.  `Trainer` has the rest."""
 
 from __future__ import annotations
 
@@ -21,93 +21,93 @@ from rlinf_embodied.workflow.graph import Workflow
 
 @dataclass(slots=True)
 class Progress:
-    """What a run carries from iteration to iteration in addition to the stages' state; part of every checkpoint."""
+    """State of a run in addition to that of its stages; part of every checkpoint."""
 
     iteration: int = 0  # the next one
     global_step: int = 0  # env steps, or tokens
     rollout_s: float = 0.0  # seconds of RL so far
-    counts: dict[str, int] = field(default_factory=dict)  # what else the job counts
+    counts: dict[str, int] = field(default_factory=dict)  # further counts of the job
     before: dict[str, object] | None = None  # the evaluation of the starting policy
-    reached: float | None = None  # the goal that a check found reached
-    best: dict[str, float] | None = None  # "score" and "iteration" of the best check, or of the best evaluation of a
-    # run without checks; its weights are kept
-    returned: bool = False  # whether the run, over without having reached its goal, went back to these weights
+    reached: float | None = None  # the goal, once a check has reached it
+    # "score" and "iteration" of the best check, or in a run without checks of the best evaluation; its weights are kept
+    best: dict[str, float] | None = None
+    returned: bool = False  # whether the run ended without reaching its goal, and restored these weights
     checks_s: float = 0.0  # seconds of checks so far
-    staleness: int | None = None  # of its plans; None: no iteration has run
+    staleness: int | None = None  # of the run's plans; None: no iteration has run
 
 
 class Evaluated(Protocol):
-    """The result of an evaluation; its text is one line for people."""
+    """The result of an evaluation; str() gives one line for people."""
 
     @property
     def spans(self) -> Sequence[Span]: ...
 
     @property
     def score(self) -> float | None:
-        """Higher is better; None if it ended early, because it could only be worse than the best so far."""
+        """Higher is better; None if the evaluation ended early, because it could no longer equal the best score."""
         ...
 
     def summary(self) -> dict[str, object]:
-        """Returns the JSON form."""
+        """Returns JSON-ready data."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Returns what goes to the learning curve, under `eval/`; if it ended early, bounds only."""
+        """Returns metrics for the learning curve, under `eval/`; only bounds if the evaluation ended early."""
         ...
 
 
 class Evaluating(Protocol):
     """The evaluation stages of a session."""
 
-    stage: str  # the one that holds a copy of the weights
+    stage: str  # that holds a copy of the weights
     executor: Executor  # of these stages
 
     def run(self, step: int, best: float | None = None) -> Evaluated:
-        """Evaluates the weights as they are now; what checks a goal may end where `best`, a score, is out of reach."""
+        """Evaluates the current weights; a check of a goal may end early if it can no longer reach the score `best`."""
         ...
 
 
 class Job(Protocol):
-    """One training, as its workflow sees it."""
+    """One training of a workflow."""
 
     @property
     def config(self) -> TrainingConfig: ...
 
     name: str  # short, for files: "PickCube-v1"
     columns: tuple[Column, ...]  # of the live view
-    speed: str  # name of the metric that counts global steps per second
-    learners: tuple[str, ...]  # stages that train weights, and export them; the first one writes checkpoints
-    work: str  # what the run's time is spent on, for people: "RL"
-    first_work: str  # the end of the name of the spans with which work begins, for example "env.step"
+    speed: str  # name of the metric of global steps per second
+    learners: tuple[str, ...]  # stages that train and export weights; the first one writes checkpoints
+    work: str  # kind of work, for people: "RL"
+    first_work: str  # end of the name of the first span that is work, for example "env.step"
     eval_every: int  # iterations between evaluations; 0: before and after only
     cache_dir: str
 
     def planning_parts(self) -> dict[str, object]:
-        """Returns the parts of the config that the stages' times depend on."""
+        """Returns the parts of the config that determine the stages' times."""
         ...
 
     def standing(self, cluster: Cluster) -> Sequence[Standing]:
-        """Returns the copies of the workflow's stages that evaluations and checks keep in memory during training."""
+        """Returns the stages of evaluations and checks that stay in memory during training."""
         ...
 
     def require_staleness(self, staleness: int) -> None:
-        """Raises a ConfigError if nothing corrects for data from weights this number of versions behind."""
+        """Raises a ConfigError if the algorithm does not correct for weights this number of versions behind."""
         ...
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
-        """Raises a CheckpointError if a run cannot resume from a checkpoint, or a new run (None) from its policy."""
+        """Raises a CheckpointError if a run cannot resume from a checkpoint, or start from its policy (None)."""
         ...
 
     def workflow(self, policy_folder: str) -> Workflow:
-        """Returns the graph; every copy of the policy starts from that folder."""
+        """Returns the graph; all stages load the policy from that folder."""
         ...
 
     def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
-        """Returns the folder that a new run starts from; what is made is cached."""
+        """Returns the policy folder that a new run starts from, which may be created in the cache."""
         ...
 
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:
-        """Has new stages do what they do once before their first iteration; mostly nothing."""
+        """Prepares new stages before their first iteration."""
         ...
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluating:
@@ -117,19 +117,19 @@ class Job(Protocol):
     check_every: int  # iterations between checks of the goal
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluating | None:
-        """Builds the stages that check the run's goal, a score of run.until_success; None where there is none."""
+        """Builds the stages that check the run's goal, a score of run.until_success; returns None without a goal."""
         ...
 
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
-        """Runs one iteration, adds to `progress` what it counted, and returns what came back and its metrics."""
+        """Runs one iteration and adds its counts to `progress`; returns its result and metrics."""
         ...
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
-        """Writes a checkpoint of all stages below a folder of them."""
+        """Writes a checkpoint of all stages below a root folder."""
         ...
 
     def load(self, executor: Executor, checkpoint: Path) -> None:
-        """Brings all stages into the state of a checkpoint."""
+        """Restores all stages from a checkpoint."""
         ...
 
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
@@ -137,5 +137,5 @@ class Job(Protocol):
         ...
 
     def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
-        """Draws the curve; returns lines to print, and the beginning of the last one."""
+        """Draws the curve; returns lines to print, and the beginning of the last line."""
         ...

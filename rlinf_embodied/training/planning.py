@@ -1,9 +1,10 @@
-"""Profile -> plan -> run as training sees it: which plan a run gets, what it should take, and when it is due again.
+"""The plan of a run: its choice, the prediction of its times, and its replacement when these drift.
 
-choose    a forced plan as it is; a single feasible one without measuring; else the profile (cached, or measured now),
-          the ranked plans, and the best of them
-observe   after each iteration: measured against predicted seconds of every stage; a lasting drift plans again
-report    at the end: the ranked table with what was measured, and the error of each prediction
+choose    returns a forced plan, or the only feasible one without measuring; otherwise it ranks plans by the profile
+          (cached, or measured now) and returns the best
+observe   compares measured with predicted seconds of every stage after each iteration, and plans again after a
+          lasting drift
+report    writes the ranked plans, measured seconds, and the error of each prediction
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from rlinf_embodied.training.job import Job
 
 
 def _profile_path(job: Job, cluster: Cluster) -> tuple[Path, dict[str, str]]:
-    """Returns where the profile of a job is cached, and what it is valid for."""
+    """Returns the path of a job's cached profile, and its fingerprint."""
     config = job.config
     parts = job.planning_parts() | {"exact": config.run.exact.value, "session": config.cluster.session}
     key = fingerprint(cluster, parts)
@@ -46,9 +47,9 @@ def _profile_path(job: Job, cluster: Cluster) -> tuple[Path, dict[str, str]]:
 def measured_profile(
     job: Job, cluster: Cluster, policy_folder: str, session: Session, progress: ShowProgress
 ) -> tuple[Profile, Path]:
-    """Measures the stages of a job with the policy of a folder and caches the profile; returns it and where it lies.
+    """Measures the stages of a job with the policy of a folder and caches the profile; returns it and its path.
 
-    The session's workers are left without stages.
+    Afterwards the session's workers have no stages.
 
     Raises:
         ConfigError: the cache cannot be written.
@@ -64,7 +65,7 @@ def measured_profile(
 
 @dataclass(slots=True)
 class Period:
-    """Iterations under one plan: what was predicted, and what each took."""
+    """Iterations under one plan: predicted and measured seconds."""
 
     plan: Plan
     predicted: Simulation | None
@@ -74,8 +75,8 @@ class Period:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the period as JSON-ready data: medians, and the relative error of each prediction."""
-        taken = {"iteration": self.iteration_s, **self.stages_s}
-        measured = {name: statistics.median(seconds) for name, seconds in taken.items() if seconds}
+        samples = {"iteration": self.iteration_s, **self.stages_s}
+        measured = {name: statistics.median(seconds) for name, seconds in samples.items() if seconds}
         predicted = {}
         if self.predicted is not None:
             predicted = {"iteration": self.predicted.iteration_s, **self.predicted.stages_s}
@@ -90,12 +91,12 @@ class Period:
 
 
 class Planning:
-    """The plan of one run, and what is known about it."""
+    """The plan of one run, and its predictions."""
 
     def __init__(self, job: Job, cluster: Cluster, staleness: int | None = None) -> None:
-        """Resolves a forced plan and reads a given profile, so that wrong ones are refused before anything starts.
+        """Resolves a forced plan and reads plan.profile, so that errors are raised before anything starts.
 
-        Every plan keeps the staleness of a run that is resumed; None: a new run.
+        All plans of a resumed run keep its `staleness`; None: a new run.
 
         Raises:
             ConfigError: plan.profile cannot be read, or lacks a stage; the plan has another staleness than the run.
@@ -112,35 +113,35 @@ class Planning:
         job.require_staleness(config.plan.max_staleness)
         if not config.plan.is_auto:
             self._forced = self._resolved(cluster)
-            ahead = self._forced.staleness
-            job.require_staleness(ahead)
-            rule = f"its staleness is {ahead}, and the run that is resumed has {staleness}, by which it learns"
+            forced = self._forced.staleness
+            job.require_staleness(forced)
+            rule = f"its staleness is {forced}, but the resumed run has {staleness}, which affects its weights"
             action = f"use a plan with staleness {staleness}, or begin a new run in another run.dir"
-            require(staleness in (None, ahead), "plan", config.plan.name, rule, action)
+            require(staleness in (None, forced), "plan", config.plan.name, rule, action)
         if config.plan.profile is not None:
             self._price(load_profile(Path(config.plan.profile).expanduser()))
 
     def _resolved(self, cluster: Cluster) -> Plan:
         """Returns the plan that the config names; a plan that sets no staleness gets plan.max_staleness."""
-        asked = self._config.plan
-        plan = resolve(asked.name, asked.variants, cluster, self._workflow)
-        if not plan.staleness and asked.max_staleness:
-            plan = replace(plan, staleness=asked.max_staleness)
+        config = self._config.plan
+        plan = resolve(config.name, config.variants, cluster, self._workflow)
+        if not plan.staleness and config.max_staleness:
+            plan = replace(plan, staleness=config.max_staleness)
             check(plan, self._workflow)
         return plan
 
     def choose(
         self, policy_folder: str, session: Session, folder: RunFolder, progress: ShowProgress, iteration: int
     ) -> tuple[Plan, str]:
-        """Returns the plan from an iteration on, and why; writes plan.json, and profile.json if there is one.
+        """Returns the plan for the iterations from `iteration` on, and the reason; writes plan.json and profile.json.
 
-        If the stages have to be measured, they are built with the policy of the folder, and forgotten.
+        If the stages have to be measured, they are built with the policy of the folder, and discarded.
 
         Raises:
             ConfigError: plan.profile cannot be read, or lacks a stage.
-            PlanError: no plan fits; says what is short.
+            PlanError: no plan fits; the message names the missing resource.
         """
-        asked, forced, reason = self._config.plan, self._forced, self._only_one()
+        forced, reason = self._forced, self._only_one()
         path = self._profile(policy_folder, session, progress, needed=forced is None and not reason)
         if path is not None:
             folder.write_text("profile.json", path.read_text(encoding="utf-8"))
@@ -151,15 +152,15 @@ class Planning:
             plan = replace(self._collocated(), staleness=self._staleness or 0)
             why = f"plan collocated: {reason}, so nothing is measured"
         else:
-            kept = self._staleness
-            ranking = self._rank(kept or 0, asked.max_staleness if kept is None else kept)
+            staleness = self._staleness
+            ranking = self._rank(staleness or 0, self._config.plan.max_staleness if staleness is None else staleness)
             plan, why = _named(ranking.best), self._explained(ranking)
         self._begin(plan, iteration)
         self.write(folder)
         return plan, why
 
     def _profile(self, policy_folder: str, session: Session, progress: ShowProgress, needed: bool) -> Path | None:
-        """Returns where the profile is: given, cached, or else measured now if it is needed."""
+        """Returns the path of plan.profile or of the cached profile, which is measured first if needed."""
         if self._config.plan.profile is not None:
             return Path(self._config.plan.profile).expanduser()
         path, _ = _profile_path(self._job, self._cluster)
@@ -168,7 +169,7 @@ class Planning:
         return path if needed or (self._forced is not None and path.exists()) else None
 
     def _explained(self, ranking: Ranking) -> str:
-        """Returns the ranked plans as a table, and what else there is to report."""
+        """Returns the ranked plans as a table, with remarks."""
         assert self._pricer is not None
         title = f"plans of {self._workflow.name} on {self._cluster.name}, predicted:"
         unmeasured = [
@@ -189,10 +190,10 @@ class Planning:
         return ranking
 
     def move(self, cluster: Cluster, iteration: int) -> Plan | None:
-        """Goes over to another cluster, such as the nodes that are left of this one; iteration: the next one.
+        """Plans for another cluster, such as the remaining nodes of this one; `iteration` is the next one.
 
-        A forced plan stays if it fits; otherwise the best by measurement; otherwise all stages run sequentially.  The
-        staleness stays.  Returns the plan to continue with, None if none was chosen before.
+        Returns the forced plan if it fits; otherwise the best plan by the profile, or without one the collocated plan.
+        The staleness stays the same.  Returns None if no plan was chosen before.
         """
         self._cluster = cluster
         if self._forced is not None:
@@ -202,16 +203,16 @@ class Planning:
                 self._forced = None
         if not self.periods:
             return None
-        ahead = self.plan.staleness
-        plan = self._forced or replace(self._collocated(), staleness=ahead)
+        staleness = self.plan.staleness
+        plan = self._forced or replace(self._collocated(), staleness=staleness)
         if self._pricer is not None:
             self._price(self._pricer.profile)
-            plan = self._forced or _named(self._rank(ahead, ahead).best)
+            plan = self._forced or _named(self._rank(staleness, staleness).best)
         self._begin(plan, iteration)
         return plan
 
     def _only_one(self) -> str:
-        """Returns why there is but one plan worth running, "" if there are more."""
+        """Returns the reason why only one plan is worth running, or ""."""
         reasons = {
             "there is one device": self._cluster.num_devices == 1,
             "one process runs one stage at a time under every plan": self._config.cluster.session == "serial",
@@ -225,12 +226,12 @@ class Planning:
         self._pricer = Pricer(as_measured(self._workflow, profile), profile, self._cluster, standing=standing)
 
     def _begin(self, plan: Plan, iteration: int) -> None:
-        """Goes over to a plan, or to another prediction of the same."""
+        """Begins a period with a plan and its current prediction."""
         predicted, self._watch = None, None
         if self._pricer is not None:
             predicted = simulate(plan, self._pricer)
             predicted = predicted if math.isfinite(predicted.iteration_s) else None
-            # a stale plan stays: when another starts depends on times, and shows in the weights that rollouts see
+            # a plan with staleness is not replaced: the time of a switch would affect the weights of rollouts
             if predicted is not None and self._forced is None and self._config.plan.replan and not plan.staleness:
                 self._watch = DriftWatch(predicted.stages_s, self._pricer.workflow.expected_rounds())
         self.periods.append(Period(plan, predicted, iteration))
@@ -245,10 +246,10 @@ class Planning:
         remaining: int,
         switch_s: float,
     ) -> tuple[Plan | None, str]:
-        """Takes the times of an iteration; returns the plan to switch to (None: none), and what to print, or "".
+        """Records the times of an iteration; returns the plan to switch to, or None, and a note to print, or "".
 
-        Stages have the seconds of their busiest worker.  The first iterations, whose work is not like that of the
-        others, do not count; for the `remaining` ones another plan may pay, although a switch takes `switch_s`.
+        `stages_s` has the seconds of each stage's busiest worker.  The first iterations, whose work is different, are
+        ignored.  The saving of another plan in the `remaining` iterations must exceed `switch_s`.
         """
         if iteration < self._workflow.typical_iteration:
             return None, ""
@@ -268,16 +269,16 @@ class Planning:
         assert self._pricer is not None
         assert self._watch is not None
         old = self.plan
-        found = replan(self._pricer, old, self._watch.factors(), remaining, switch_s, self._config.plan.search_s)
-        self._pricer = found.pricer
-        what = ", ".join(f"{stage} takes {factor:.2f} times its predicted time" for stage, factor in drifted.items())
-        if found.plan is None:
+        result = replan(self._pricer, old, self._watch.factors(), remaining, switch_s, self._config.plan.search_s)
+        self._pricer = result.pricer
+        drift = ", ".join(f"{stage} takes {factor:.2f} times its predicted time" for stage, factor in drifted.items())
+        if result.plan is None:
             self._begin(old, iteration)
-            return None, f"planned again ({what}): {old.name} stays the best, now {found.stays_s:.2f} s predicted"
-        self._begin(found.plan, iteration)
+            return None, f"planned again ({drift}): {old.name} stays the best, now {result.stays_s:.2f} s predicted"
+        self._begin(result.plan, iteration)
         return self.plan, (
-            f"planned again ({what}): from iteration {iteration + 1} on {self.plan.name}, "
-            f"{self.predicted_s:.2f} s predicted instead of {found.stays_s:.2f} s under {old.name}"
+            f"planned again ({drift}): from iteration {iteration + 1} on {self.plan.name}, "
+            f"{self.predicted_s:.2f} s predicted instead of {result.stays_s:.2f} s under {old.name}"
         )
 
     @property
@@ -286,19 +287,19 @@ class Planning:
 
     @property
     def predicted_s(self) -> float | None:
-        """Predicted seconds per iteration of the plan that runs; None without a profile."""
+        """Predicted seconds per iteration of the current plan; None without a profile."""
         predicted = self.periods[-1].predicted
         return None if predicted is None else predicted.iteration_s
 
     def write(self, folder: RunFolder) -> None:
-        """Writes plan.json: the plan that runs, and those that were ranked."""
+        """Writes plan.json: the current plan and the ranked plans."""
         content = {**to_dict(self.plan), "predicted_s_per_iteration": self.predicted_s}
         if self._ranked:
             content["ranked"] = rows(self._ranked)
         folder.write_json("plan.json", content)
 
     def report(self, folder: RunFolder) -> str:
-        """Writes plan.json and plan_report.json and returns the table of predicted and measured seconds."""
+        """Writes plan.json and plan_report.json; returns a table of predicted and measured seconds."""
         self.write(folder)
         periods = [period.to_dict() for period in self.periods if period.iteration_s]
         folder.write_json("plan_report.json", {"periods": periods, "ranked": rows(self._ranked)})

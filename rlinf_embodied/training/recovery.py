@@ -1,9 +1,9 @@
 """Replaces workers that die, hang or fail, restores the state before their work, and runs the work again.
 
-work --error--> a fault of the machine?     no: it is raised
-                how many in the window?     too many: it is raised
+work --error--> a fault of the machine?     no: the error is raised
+                faults in the window?       too many: the error is raised
                 Session.replace --> restore --> work again
-                  a node is gone: regroup --> restore --> work again
+                  a node was lost: regroup --> restore --> work again
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class Restart:
-    """What a fault cost, in seconds."""
+    """A fault and its cost."""
 
-    at: float  # since the epoch, when the driver knew of it
+    at: float  # seconds since the epoch, when the driver noticed it
     work: str  # what is run again: "iteration 3"
-    error: str  # the class of what was raised
+    error: str  # class of the error
     workers: tuple[int, ...]  # at fault
-    lost_s: float  # of work, the time until it was known included
-    recovery_s: float = 0.0  # until the work could begin again
+    lost_s: float  # seconds of lost work, including the time until the fault was noticed
+    recovery_s: float = 0.0  # seconds until the work began again
 
 
 class Recovery:
-    """Counts faults; see the picture above."""
+    """Runs work, and again after faults; see the picture above."""
 
     def __init__(
         self,
@@ -45,21 +45,21 @@ class Recovery:
         record: Callable[[Mapping[str, object]], None] = lambda restart: None,
         regroup: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes the session whose workers are replaced, how often, and what prints for a person.
+        """Stores the session whose workers are replaced, limits, and functions.
 
-        `restore` brings all stages back into the state between two iterations, `record` keeps account of a restart,
-        and `regroup` makes another plan after a node was lost.
+        `note` prints, `restore` restores the state of all stages between two iterations, `record` logs a restart, and
+        `regroup` chooses another plan after a node was lost.
         """
         self._session, self._config, self._note, self._restore = session, config, note, restore
         self._record, self._regroup = record, regroup
         self._times: list[float] = []
-        self._last = ""  # what a worker raised last, and in what
+        self._last = ""  # the last error of a worker, and its work
 
     def repeat(self, what: str, work: Callable[[], _Result], restore: Callable[[], object] | None = None) -> _Result:
-        """Returns what `work` returns, which is run again after `restore` where a fault got in its way.
+        """Returns the result of `work`, which is run again after `restore` if a fault interrupted it.
 
         Raises:
-            RlinfError: no fault; one too many; or one that a worker raised again, word for word.
+            RlinfError: an error that is not a fault of the machine, a fault beyond the limit, or a repeated error.
         """
         restart: Restart | None = None
         while True:
@@ -72,7 +72,7 @@ class Recovery:
                 return work()
             except (WorkerError, HangError) as error:
                 now = time.time()
-                if restart is not None and not restart.recovery_s:  # another fault came while it was restored
+                if restart is not None and not restart.recovery_s:  # another fault during `restore`
                     self._close(restart)
                 self._admit(what, error)
                 restart = Restart(now, what, type(error).__name__, error.workers, now - start)
@@ -89,12 +89,12 @@ class Recovery:
         self._note(f"{restart.work}: {restart.lost_s:.1f} s of work lost, restored in {restart.recovery_s:.1f} s")
 
     def _admit(self, what: str, error: WorkerError | HangError) -> None:
-        """Raises an error that is not to be recovered from."""
-        if isinstance(error, PlugInError):  # the user's, not the machine's
+        """Raises the error if the run cannot recover from it."""
+        if isinstance(error, PlugInError):  # raised by the user's code
             raise error
         if not isinstance(error, LostWorkerError | HangError):
             message = f"{what}: {re.sub(r'pid [0-9]+', '', str(error))}"
-            if message == self._last:  # it is no accident
+            if message == self._last:  # repeated, so not caused by the machine
                 raise error
             self._last = message
         now, window_s = time.monotonic(), self._config.window_s

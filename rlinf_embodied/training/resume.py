@@ -1,4 +1,4 @@
-"""Where a run resumes, and whether it is the same run: the settings that define a run do not change."""
+"""Finds the checkpoint that a run resumes from, and checks that the settings which define the run are unchanged."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.training.job import Progress
 
 _ABSENT = "not given"
-_SHOWN = 4  # differences in an error
-_ORIGIN = "origin"  # of a run folder: the checkpoint that its stages were built from
+_MAX_LISTED = 4  # differences in an error
+_ORIGIN = "origin"  # subfolder of a run: a copy of the checkpoint that its stages were built from
 _Value = TypeVar("_Value")
 
 
 def checkpoint_to_resume(config: TrainingConfig) -> tuple[Path | None, str]:
-    """Returns the checkpoint that a run resumes from, and a note that says so; (None, "") for a new run.
+    """Returns the checkpoint that a run resumes from, and a note about it; (None, "") for a new run.
 
     Raises:
-        ConfigError: the checkpoint is of another run than the config describes.
-        CheckpointError: the checkpoint that resume names, or the newest of the run, is missing or damaged.
+        ConfigError: the checkpoint's run had other settings.
+        CheckpointError: the checkpoint that `resume` names, or the newest of the run, is missing or damaged.
     """
-    path = _found(config)
+    path = _find(config)
     if path is None:
         return None, ""
     verify(path)
@@ -49,8 +49,8 @@ def checkpoint_to_resume(config: TrainingConfig) -> tuple[Path | None, str]:
     return path, f"resuming from {path}: iteration {number} of {last} is done, written {written}"
 
 
-def _found(config: TrainingConfig) -> Path | None:
-    """Returns the newest checkpoint of a run; one that is no whole checkpoint where there are only such."""
+def _find(config: TrainingConfig) -> Path | None:
+    """Returns the newest complete checkpoint of a run; an incomplete one only if there is no other."""
     if config.resume == "auto":
         root = None if config.run.dir is None else Path(config.run.dir) / "checkpoints"
         return None if root is None else find_latest(root) or max(root.glob("step_*"), default=None)
@@ -76,9 +76,10 @@ def save_checkpoint(
     others: Sequence[str] = (),
     state: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Has the first of the learners write a checkpoint below `root`, with the state of all and plain values of the job.
+    """Writes a checkpoint below `root` in the first worker of the first learner.
 
-    `others` are further stages, whose snapshots are StageParts; stages that the workflow lacks are left out.
+    It has the state of all learners, of the stages `others`, whose snapshots are StageParts, and plain values `state`
+    of the job.  Stages that the workflow lacks are ignored.
     """
     step_context, ahead, present = StepContext(progress.iteration), executor.ahead, executor.workflow.stages
     states = states_of(executor, [stage for stage in others if stage in present], progress.iteration)
@@ -86,21 +87,21 @@ def save_checkpoint(
     for learner in (name for name in learners[1:] if name in present):
         parts += executor.publish(learner, "state_part", step_context)
     parts += [] if ahead is None else ahead.messages(learners[0])
-    own = StagePart(state={"progress": asdict(progress), "config": to_yaml(config), **state})
-    argument = (str(root), progress.iteration, config.checkpoint.keep, own)
+    driver_part = StagePart(state={"progress": asdict(progress), "config": to_yaml(config), **state})
+    argument = (str(root), progress.iteration, config.checkpoint.keep, driver_part)
     executor.call(learners[0], "save", step_context, argument, parts)
 
 
 def load_checkpoint(executor: Executor, checkpoint: Path, stages: Sequence[str]) -> None:
-    """Brings stages, the one that writes checkpoints first, and copies of their weights into a checkpoint's state.
+    """Restores stages and copies of their weights from a checkpoint; the first stage is the one that wrote it.
 
-    Those that the workflow lacks are left out.
+    Stages that the workflow lacks are ignored.
     """
     step_context = StepContext(saved_progress(checkpoint).iteration)
     for stage in stages:
         if stage in executor.workflow.stages:
             executor.call(stage, "load", step_context, str(checkpoint))
-    executor.sync_weights()  # copies elsewhere hold the weights, but not their version
+    executor.sync_weights()  # other copies have the weights, but not their version
     if executor.ahead is not None:
         executor.ahead.begin_again_from(stages[0], checkpoint, earlier_versions(checkpoint), step_context)
 
@@ -117,28 +118,27 @@ def _read(path: Path, what: str, read: Callable[[object], _Value]) -> _Value:
 
 
 def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
-    theirs = _read(checkpoint, "config", lambda text: dict(yaml.safe_load(str(text))))
-    different = list(_differences(_flat(theirs), _flat(yaml.safe_load(to_yaml(config)))))
+    saved = _read(checkpoint, "config", lambda text: dict(yaml.safe_load(str(text))))
+    different = list(_differences(_flat(saved), _flat(yaml.safe_load(to_yaml(config)))))
     if not different:
         return
-    listed = "; ".join(f"{key} is {ours!r} here and {before!r} there" for key, before, ours in different[:_SHOWN])
-    more = f"; {len(different) - _SHOWN} more differ" if len(different) > _SHOWN else ""
+    listed = "; ".join(f"{key} is {ours!r} here and {before!r} there" for key, before, ours in different[:_MAX_LISTED])
+    more = f"; {len(different) - _MAX_LISTED} more differ" if len(different) > _MAX_LISTED else ""
     raise ConfigError(
-        f"{listed}{more}, but {checkpoint} is of the run that began as it is there, and a run stays what it is: "
-        f"keep its values, or begin a new run in another run.dir (warm_start.checkpoint={checkpoint} begins "
-        "with what this one has learned)"
+        f"{listed}{more} (in {checkpoint}), but a run keeps the settings that it began with: use these values, or "
+        f"begin a new run in another run.dir (warm_start.checkpoint={checkpoint} begins with this checkpoint's weights)"
     )
 
 
-def _differences(before: dict[str, object], here: dict[str, object]) -> Iterator[tuple[str, object, object]]:
-    """Yields (key, value there, value here) of what must be the same; two ways to write one path are.
+def _differences(before: dict[str, object], now: dict[str, object]) -> Iterator[tuple[str, object, object]]:
+    """Yields (key, value before, value now) of settings that must not change; different notations of a path are equal.
 
-    A key that is missing there belongs to a later version and may be new, unless it is one of free options.
+    A key that was missing may be new in this version, except among options.
     """
-    for key in dict.fromkeys((*here, *before)):
+    for key in dict.fromkeys((*now, *before)):
         if key.startswith(FREE_ON_RESUME) and key not in KEPT_ON_RESUME:
             continue
-        old, new = before.get(key, _ABSENT), here.get(key, _ABSENT)
+        old, new = before.get(key, _ABSENT), now.get(key, _ABSENT)
         same = old == new or (isinstance(old, str) and isinstance(new, str) and _resolved(old) == _resolved(new))
         if not same and (old != _ABSENT or ".options." in key):
             yield key, old, new
@@ -149,18 +149,18 @@ def _resolved(text: str) -> str:
 
 
 def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Returns the values of nested sections by their whole keys."""
-    found: dict[str, object] = {}
+    """Returns the values of nested sections by dotted keys."""
+    values: dict[str, object] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        found |= _flat(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
-    return found
+        values |= _flat(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+    return values
 
 
 def outliving(checkpoint: Path, run: Path) -> Path:
-    """Returns a folder with the files of a checkpoint that stays when the run's own old checkpoints are dropped.
+    """Returns a copy of a checkpoint, which stays when the run deletes old checkpoints.
 
-    One of another run is not dropped by this one, and stays where it is.  Files are linked where that is possible.
+    A checkpoint of another run is returned unchanged.  Files are hard links where possible.
     """
     folder = run / _ORIGIN
     if not checkpoint.resolve().is_relative_to(run.resolve()) or checkpoint.resolve() == folder.resolve():

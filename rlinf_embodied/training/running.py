@@ -1,4 +1,4 @@
-"""What a run has at a moment: its stages that are up, its progress, and the copies of its weights."""
+"""The current state of a run: its stages, its progress, and its kept weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROUNDING = 1e-9  # of a score
 
 @dataclass
 class Running:
-    """The stages change with the plan, the workers stay; methods raise a worker's errors."""
+    """Stages change with the plan; workers stay.  Methods raise the errors of workers."""
 
     job: Job
     session: Session
@@ -30,15 +30,15 @@ class Running:
     executor: Executor = field(init=False)
     evaluation: Evaluating = field(init=False)
     checking: Evaluating | None = field(init=False)  # if the run has a goal
-    policy_folder: Path = field(init=False)  # what every copy of the policy was loaded from
-    checkpoint: Path | None = field(init=False)  # what the other state was loaded from
-    saved: int | None = None  # the iteration of the newest checkpoint
-    snapshot: Snapshot | None = None  # the newest; None: none are kept
-    snapshot_progress: Progress | None = None  # of the run when it was taken
+    policy_folder: Path = field(init=False)  # from which the stages loaded the policy
+    checkpoint: Path | None = field(init=False)  # from which the stages loaded their other state
+    saved: int | None = None  # iteration of the newest checkpoint
+    snapshot: Snapshot | None = None  # the newest; None: the run takes no snapshots
+    snapshot_progress: Progress | None = None  # at the time of the snapshot
     pace: Pace = field(default_factory=Pace)  # of snapshots
 
     def take_snapshot(self, progress: Progress) -> float:
-        """Takes a snapshot of the stages' state at this progress; returns the seconds that it took."""
+        """Takes a snapshot of the stages; returns its duration in seconds."""
         start = time.time()
         known = None if self.snapshot is None else self.snapshot.states
         self.snapshot = snapshots.take(self.session, self.executor, progress.iteration, known)
@@ -47,20 +47,20 @@ class Running:
         return self.pace.cost_s
 
     def repeat_until(self, iteration: int) -> None:
-        """Runs the iterations since the snapshot again, after it was restored; what they report is known already."""
+        """Runs the iterations since the restored snapshot again, and ignores their reports."""
         progress = copy.deepcopy(self.snapshot_progress)
         while progress is not None and progress.iteration < iteration:
             self.job.run_iteration(self.executor, progress)
             progress.iteration += 1
 
     def refresh(self) -> None:
-        """Sends all that the actor holds to copies outside training; later on it may send what changed only."""
+        """Sends the learners' weights to evaluation and checks after a checkpoint was loaded."""
         for stages in (self.evaluation, self.checking) if self.checkpoint is not None else ():
             if stages is not None:
                 self._update(stages)
 
     def _update(self, stages: Evaluating) -> None:
-        """Sends the learners' weights to those workers of the stages that do not share them."""
+        """Sends the learners' weights to the workers of evaluation stages that do not share them."""
         for learner in self.job.learners:
             hosts = self.executor.workers(learner)
             missing = [worker for worker in stages.executor.workers(stages.stage) if worker not in hosts]
@@ -70,12 +70,12 @@ class Running:
                 self.executor.install(weights, stages.stage, missing, step_context)
 
     def evaluate(self) -> Evaluated:
-        """Evaluates the learners' present weights on all devices."""
+        """Evaluates the current weights on all devices."""
         self._update(self.evaluation)
         return self.evaluation.run(self.progress.iteration)
 
     def check(self) -> Evaluated:
-        """Checks whether the run's goal is reached by the present weights, which are kept if they are the best."""
+        """Checks whether the current weights reach the goal, and keeps them if they are the best so far."""
         progress, goal, start = self.progress, self.job.config.run.until_success, time.time()
         assert self.checking is not None
         assert goal is not None
@@ -94,7 +94,7 @@ class Running:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the last run.patience checks were no better than one before them."""
+        """Whether the last run.patience checks were no better than an earlier one."""
         patience, best = self.job.config.run.patience, self.progress.best
         if not patience or best is None:
             return False
@@ -106,21 +106,21 @@ class Running:
 
     @property
     def best_folder(self) -> Path | None:
-        """Where the weights are that the progress names as the best."""
+        """Folder of the best weights so far."""
         best = self.progress.best
         return None if best is None else step_folder(self.folder.best, int(best["iteration"]))
 
-    def keep_best(self, found: Evaluated) -> bool:
-        """Keeps the present weights if no earlier score was higher; returns whether that is so."""
+    def keep_best(self, result: Evaluated) -> bool:
+        """Keeps the current weights if no earlier score was higher; returns whether it kept them."""
         best = self.progress.best
-        if found.score is None or (best is not None and found.score < best["score"]):
+        if result.score is None or (best is not None and result.score < best["score"]):
             return False
-        self.progress.best = {"score": found.score, "iteration": self.progress.iteration}
+        self.progress.best = {"score": result.score, "iteration": self.progress.iteration}
         self.job.save(self.executor, self.folder.best, self.progress)
         return True
 
     def save(self) -> None:
-        """Has a checkpoint written, unless there is one of this very iteration."""
+        """Writes a checkpoint, unless this iteration has one."""
         if self.saved != self.progress.iteration:
             self.job.save(self.executor, self.folder.checkpoints, self.progress)
             self.saved = self.progress.iteration

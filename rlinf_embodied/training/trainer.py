@@ -1,11 +1,11 @@
 """One training run of any job, from the configuration to the summary.
 
-prepare   run folder, cluster, session                    nothing expensive has started
+prepare   run folder, cluster, session; nothing expensive
 start     starting policy or resume -> a policy folder; the plan (planning.py); workers with all stages (running.py)
 iterate   the job's iteration -> snapshot, if due -> evaluation or check -> metrics -> checkpoint
-          a worker that is lost is replaced, and the iterations since the newest snapshot are run again (recovery.py)
-          times that drift from the prediction -> another plan, from a checkpoint, at the iteration's border
-finish    evaluation after; summary, trace, curve (account.py)
+          a lost worker is replaced, and the iterations since the newest snapshot are run again (recovery.py)
+          if times drift from the prediction, the run switches to another plan between iterations, by a checkpoint
+finish    evaluation; summary, trace, curve (account.py)
 """
 
 from __future__ import annotations
@@ -40,32 +40,33 @@ from rlinf_embodied.training.recovery import Recovery
 from rlinf_embodied.training.resume import checkpoint_to_resume, outliving, saved_progress
 from rlinf_embodied.training.running import Running
 
-# what a stage does in addition to its calls; plans price it separately
+# calls that plans price separately
 _NOT_COMPUTING = (".export_weights", ".install_weights", ".offload", ".onload")
 
 
 class Trainer:
-    """Runs one training; `run` is the whole story."""
+    """Runs one training."""
 
     def __init__(
         self, job: Job, started: float | None = None, sessions: Callable[[ClusterConfig], Session] | None = None
     ) -> None:
-        """Checks what can be checked before anything expensive starts.
+        """Checks everything that can be checked before anything expensive starts.
 
-        The command was given when it `started`, in seconds since the epoch; `sessions` replaces the config's session.
+        `started` is the time of the command in seconds since the epoch; `sessions` creates another session than the
+        config's.
 
         Raises:
-            ConfigError: the run folder cannot be written, is another run's at this moment, or holds a run of other
+            ConfigError: the run folder cannot be written, is in use by another run, or holds a run with other
                 settings; run.exact=portable in a process that is not pinned; run.wandb=true without wandb.
             PlanError: the plan does not fit the cluster.
-            CheckpointError: the checkpoint to resume from, or to start from, is missing, damaged or foreign.
+            CheckpointError: the checkpoint to resume or start from is missing, damaged or of another kind.
         """
         self._job, self._config, self._sessions = job, job.config, sessions
         require_boards(self._config.run)
         self._account = Account(job, started or time.time())
         path = Path(self._config.run.dir or f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        cache_root(job.cache_dir)  # asks where home is
-        folder = RunFolder(path, locked=True) if path.is_dir() else None  # while its checkpoints are looked at, too
+        cache_root(job.cache_dir)  # raises if there is no home directory
+        folder = RunFolder(path, locked=True) if path.is_dir() else None  # locked before its checkpoints are read
         try:
             self._resumed, self._note = checkpoint_to_resume(self._config)
             job.require_checkpoint(self._resumed)
@@ -80,7 +81,7 @@ class Trainer:
                 folder.unlock()
             raise
         self._first_progress = progress
-        self._switched_s = 0.0  # that the last switch of plans took
+        self._switched_s = 0.0  # duration of the last switch of plans
 
     @property
     def folder(self) -> Path:
@@ -93,7 +94,7 @@ class Trainer:
             folder.write_text("config.yaml", to_yaml(config))
             folder.write_manifest(config.run.seed, self._cluster)
             if self._resumed is not None and self._resumed.parent == folder.checkpoints:
-                point_latest(self._resumed)  # the run that wrote it may have been killed, or newer ones be damaged
+                point_latest(self._resumed)  # its run may have been killed, or newer checkpoints may be damaged
             self._account.startup.mark("command line and imports")
             assert is_dataclass(config)
             with closing((self._sessions or make_session)(config.cluster)) as session:
@@ -119,7 +120,7 @@ class Trainer:
             self._planning.report(self._folder)
             self._view.note(f"stopped after iteration {running.progress.iteration}; resume with the same command")
             return stop.exit_code
-        if after is None or running.progress.iteration > 0:  # otherwise nothing was trained since
+        if after is None or running.progress.iteration > 0:  # otherwise nothing was trained after it
             after = self._evaluate("after")
             self._keep_best(after)
         digest = self._recovery.repeat("digest", lambda: self._account.weights_digest(running))
@@ -133,11 +134,11 @@ class Trainer:
         self._running = running = Running(job, session, self._folder, progress)
         if self._resumed is not None:
             running.saved = progress.iteration
-            if running.best_folder is not None and not running.best_folder.exists():  # it is of another run
+            if running.best_folder is not None and not running.best_folder.exists():  # it belongs to another run
                 progress.best = None
         repeat, cluster = self._recovery.repeat, self._cluster
-        new = lambda: job.starting_policy(session, cluster, view.progress)  # noqa: E731
-        policy_folder = self._resumed or repeat("warm start", new, session.clear)
+        warm_start = lambda: job.starting_policy(session, cluster, view.progress)  # noqa: E731
+        policy_folder = self._resumed or repeat("warm start", warm_start, session.clear)
         startup.mark("warm start")
         repeat("profile and plan", lambda: self._choose_plan(session, policy_folder), session.clear)
         startup.mark("profile and plan")
@@ -145,13 +146,13 @@ class Trainer:
 
     def _choose_plan(self, session: Session, policy_folder: Path) -> None:
         first, folder = self._running.progress.iteration, self._folder
-        _, why = self._planning.choose(str(policy_folder), session, folder, self._view.progress, first)
-        self._view.note(why)
+        _, reason = self._planning.choose(str(policy_folder), session, folder, self._view.progress, first)
+        self._view.note(reason)
 
     def _build(self, policy_folder: Path, checkpoint: Path | None, snapshot: snapshots.Snapshot | None = None) -> None:
         """Builds the stages of training and evaluation from a policy folder, then loads a checkpoint or a snapshot."""
         running, job, startup = self._running, self._job, self._account.startup
-        if checkpoint is not None:  # stages are rebuilt from it, or copy files of it, when it may have been dropped
+        if checkpoint is not None:  # stages may be rebuilt from it, or copy its files, after the run has deleted it
             policy_folder = checkpoint = outliving(checkpoint, self._folder.path)
         text = str(policy_folder)
         executor = Executor(job.workflow(text), self._planning.plan, running.session, self._cluster)
@@ -167,21 +168,21 @@ class Trainer:
         running.refresh()
         if self._config.recovery.max_restarts > 0 and snapshot is None:
             running.pace.share = self._config.recovery.snapshot_share
-            running.snapshot = None  # another plan's stages may have other states
+            running.snapshot = None  # stages of another plan may have different states
             running.take_snapshot(running.progress)
         startup.mark("evaluation stages")
 
     def _restore(self) -> None:
         running = self._running
-        running.session.clear()  # workers that are left finish what they write
+        running.session.clear()  # the remaining workers finish their writes
         self._build(running.policy_folder, running.checkpoint, running.snapshot)
         running.repeat_until(running.progress.iteration)
 
     def _regroup(self) -> None:
-        """Plans for what is left of the cluster, after a node was lost.
+        """Plans for the remaining nodes of the cluster, after a node was lost.
 
         Raises:
-            ConfigError: this node is no part of a cluster any more.
+            ConfigError: this node no longer belongs to a cluster.
         """
         self._cluster = find_remaining(self._config.cluster)
         plan = self._planning.move(self._cluster, self._running.progress.iteration)
@@ -200,22 +201,22 @@ class Trainer:
 
     def _iterate(self, stop: StopRequest) -> None:
         running = self._running
-        if running.checking and running.progress.best is None and self._goes_on(stop):
+        if running.checking and running.progress.best is None and self._continues(stop):
             metrics: dict[str, float] = {}
             self._check(metrics)
             if running.progress.iteration == 0:
                 self._writer.write(0, 0, metrics)
-        while self._goes_on(stop):
+        while self._continues(stop):
             self._iteration(stop)
         if not stop.asked:
             self._return_to_best()
-        if stop.asked or running.saved is None:  # a run of no iterations leaves its policy, too
+        if stop.asked or running.saved is None:  # a run without iterations saves its policy, too
             self._save()
 
     def _iteration(self, stop: StopRequest) -> None:
-        """Runs an iteration, evaluates, writes what came of it and saves, as far as these are due."""
+        """Runs an iteration; evaluates, checks, writes metrics and saves, as due."""
         config, running, job = self._config, self._running, self._job
-        progress = running.progress  # another one after the iteration
+        progress = running.progress  # the iteration replaces it by a copy
         progress.returned = False  # a finished run may be resumed for more iterations
         before = progress.global_step
         result, metrics, seconds = self._recovery.repeat(f"iteration {progress.iteration + 1}", self._transaction)
@@ -224,19 +225,19 @@ class Trainer:
         self._account.add(progress, result, metrics, seconds, before)
         number, last = progress.iteration, config.run.num_iterations
         if job.eval_every and number % job.eval_every == 0 and number < last:
-            found = self._evaluate(f"at {number}")
-            metrics |= found.metrics()
-            self._keep_best(found)
+            evaluated = self._evaluate(f"at {number}")
+            metrics |= evaluated.metrics()
+            self._keep_best(evaluated)
         if running.checking and (number % job.check_every == 0 or number >= last):
             self._check(metrics)
         self._writer.write(progress.global_step, number, metrics)
         self._view.update(number, metrics)
-        if (config.checkpoint.every and number % config.checkpoint.every == 0) or not self._goes_on():
+        if (config.checkpoint.every and number % config.checkpoint.every == 0) or not self._continues():
             self._save()
-        self._replan(result, metrics, last - number if self._goes_on(stop) else 0)
+        self._replan(result, metrics, last - number if self._continues(stop) else 0)
 
     def _transaction(self) -> tuple[IterationResult, dict[str, float], float]:
-        """Runs an iteration; returns its results and metrics, and its seconds.  It counts once it has ended."""
+        """Runs an iteration; returns its result, metrics and seconds.  The progress changes only after it has ended."""
         running = self._running
         progress = copy.deepcopy(running.progress)
         progress.staleness = running.executor.plan.staleness
@@ -248,14 +249,14 @@ class Trainer:
         running.progress = progress
         return result, metrics, seconds
 
-    def _goes_on(self, stop: StopRequest | None = None) -> bool:
+    def _continues(self, stop: StopRequest | None = None) -> bool:
         return not self._running.is_over and not (stop and stop.asked)
 
     def _save(self) -> None:
         self._recovery.repeat("checkpoint", self._running.save)
 
     def _replan(self, result: IterationResult, metrics: Mapping[str, float], remaining: int) -> None:
-        """Compares the iteration with its prediction, and switches to another plan when that is due."""
+        """Compares the iteration with its prediction, and switches to another plan if that saves time."""
         executor = self._running.executor
         computing = stage_seconds([span for span in result.spans if not span.name.endswith(_NOT_COMPUTING)])
         stages = {name: computing[f"time/{name}_s"] for name in executor.workflow.stages}
@@ -269,7 +270,7 @@ class Trainer:
         if plan is not None:
             start = time.time()
             self._planning.write(self._folder)
-            self._save()  # it is the snapshot from which the workers rebuild all stages
+            self._save()  # the stages are rebuilt from this checkpoint
             latest = find_latest(self._folder.checkpoints)
             assert latest is not None
             self._rebuild(latest)
@@ -278,20 +279,20 @@ class Trainer:
 
     def _evaluate(self, label: str) -> Evaluated:
         self._view.note(f"evaluating {label} ...")
-        found = self._recovery.repeat(f"evaluation {label}", self._running.evaluate)
-        self._view.note(f"evaluation {label}: {found}")
-        self._account.note_start(found.spans, self._view)
+        result = self._recovery.repeat(f"evaluation {label}", self._running.evaluate)
+        self._view.note(f"evaluation {label}: {result}")
+        self._account.note_start(result.spans, self._view)
         progress = self._running.progress
         self._writer.show_videos(progress.global_step, self._folder.videos / f"step_{progress.iteration}")
-        return found
+        return result
 
-    def _keep_best(self, found: Evaluated) -> None:
-        """Keeps the weights of the best evaluation on the way and after, where no checks of a goal choose the best."""
+    def _keep_best(self, result: Evaluated) -> None:
+        """Keeps the weights of the best evaluation, unless checks of a goal choose the best weights."""
         running = self._running
         if running.checking is not None or not self._job.eval_every:
             return
-        if self._recovery.repeat("checkpoint", lambda: running.keep_best(found)):
-            self._view.note(f"the best so far is kept: {running.best_folder}")
+        if self._recovery.repeat("checkpoint", lambda: running.keep_best(result)):
+            self._view.note(f"the best weights so far are kept in {running.best_folder}")
 
     def _check(self, metrics: dict[str, float]) -> None:
         """Checks whether the run's goal is reached, and adds the result to an iteration's metrics."""
@@ -307,7 +308,7 @@ class Trainer:
         self._view.note(f"check at {self._running.progress.iteration}: {result}{remark}")
 
     def _return_to_best(self) -> None:
-        """Goes back to the weights of the best check, where the run ended without having reached its goal."""
+        """Restores the weights of the best check if the run ended without reaching its goal."""
         running, progress, best = self._running, self._running.progress, self._running.best_folder
         if running.checking is None or best is None or running.is_reached or progress.returned:
             return
@@ -315,7 +316,9 @@ class Trainer:
         assert progress.best is not None
         number = int(progress.best["iteration"])
         if number != progress.iteration:
-            self._view.note(f"the goal was not reached: the weights of iteration {number}, the best check's, are kept")
+            self._view.note(
+                f"the goal was not reached: the run keeps the weights of iteration {number}, the best check"
+            )
             self._rebuild(best)
-        running.saved = None  # the newest checkpoint has other weights, or does not say that the run went back
+        running.saved = None  # the newest checkpoint has other weights, or another value of progress.returned
         self._save()

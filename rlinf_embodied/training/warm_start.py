@@ -1,4 +1,4 @@
-"""What warm starts of all workflows have in common: a policy that a stage makes once, and finds in the cache again."""
+"""Warm starts of all workflows: a stage trains a policy once, and later runs use the cached one."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _MARKER = "config.json"  # of a folder that holds a policy
 
 
 def cache_folder(root: str, name: str, key: Mapping[str, object], libraries: Iterable[str]) -> Path:
-    """Returns where a policy is cached: keyed by all that it is a function of; `name` is for people.
+    """Returns the cache folder of a policy.
 
-    That is a key of configuration, seed and kind of device, and the versions of some libraries.
+    Its name is `name`, for people, and a hash of everything that determines the policy: `key` (configuration, seed and
+    kind of device) and the versions of `libraries`.
     """
     versions = library_versions()
     of_process = {"portable": portable.is_pinned(), "libraries": {k: versions[k] for k in versions if k in libraries}}
@@ -35,7 +36,7 @@ def cache_folder(root: str, name: str, key: Mapping[str, object], libraries: Ite
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Returns a policy's folder in the cache, in which `make` puts the policy if it is not there.
+    """Returns a policy's cache folder, which `make` fills if the policy is not cached.
 
     Raises:
         ConfigError: the cache cannot be written.
@@ -57,11 +58,11 @@ def make_policy(
     folder: Path,
     prepare: Callable[[Executor], None] = lambda executor: None,
 ) -> None:
-    """Fills a folder on this machine with the policy of a workflow's one stage, which learns as in a run.
+    """Trains the policy of a workflow's only stage, and writes it to a folder on this machine.
 
-    There are no evaluations, and no run folder.  The stage has all devices that its blocks suffice for; after
-    `prepare` and the iterations its `save_policy(step_context, folder)` writes in its first worker.  The session's
-    workers are left without stages.
+    The stage is trained on as many devices as it has blocks for, as in a run, but without evaluations and a run folder.
+    `prepare` is called before the first iteration; `save_policy(step_context, folder)` of the first worker writes the
+    policy.  Afterwards the session's workers have no stages.
     """
     executor, (stage,) = Executor.on_all_devices(workflow, session, cluster), workflow.stages
     prepare(executor)

@@ -197,7 +197,7 @@ def test_rollouts_that_run_ahead_do_so_until_the_end(tmp_path) -> None:
     assert planning.plan.staleness == 1
     assert planning.predicted_s == pytest.approx(0.06, rel=0.1)
     assert json.loads((tmp_path / "run/plan.json").read_text())["staleness"] == 1
-    with pytest.raises(ConfigError, match=r"its staleness is 1, and the run that is resumed has 0.*new run in another"):
+    with pytest.raises(ConfigError, match=r"its staleness is 1, but the resumed run has 0.*new run in another"):
         planned(f"plan={tmp_path / 'run/plan.json'}", *stale, resumed=0)
     far = {"env": 0.3, "policy": 0.03, "actor": 0.06}
     told = [planning.observe(k, 0.4, far, {"env": 1, "policy": 1}, remaining=9, switch_s=0.0) for k in range(8)]

@@ -27,7 +27,7 @@ from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Prompt,
 from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
 from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.objective import Round, training_rows
-from rlinf_embodied.reasoning.reward_stage import Verifier, scored
+from rlinf_embodied.reasoning.reward_stage import Verifier
 
 PROBLEMS = [Problem(i, f"{3 + i}+4=", str(7 + i), None, "sum", "sum1-1-9") for i in range(2)]
 
@@ -107,15 +107,15 @@ def test_rows_are_what_was_sampled_with_the_advantage_of_their_episode(policy) -
     config, made = run(policy, "persistent")
     _, again = run(policy, "persistent")
     assert torch.equal(made.rows.tokens, again.rows.tokens)  # whichever agent came first
-    assert made.earned == again.earned
+    assert made.agent_rewards == again.agent_rewards
     assert len(made.rows) > 8  # what an agent forgets begins a row
     assert made.turns >= len(made.rows)
     found = all_log_probs(policy, made.rows, 1.0, 4096)
     assert torch.equal(found != 0, made.rows.mask)
     assert (found - made.log_probs).abs().max() < 2e-5
     with Verifier(PromptTemplate("compact"), config.reward) as verifier:
-        rewards, _ = scored(verifier, config.reward, 30, 0, made)
-    assert rewards.rewards.reshape(-1).tolist() == pytest.approx(list(made.earned))
+        rewards, _ = verifier.score(0, made, 30)
+    assert rewards.rewards.reshape(-1).tolist() == pytest.approx(list(made.agent_rewards))
     rows = training_rows([Round(made, rewards)], config.rl, None)
     expected = group_advantages(rewards.rewards, scale_by_std=config.rl.scale_by_std)
     assert rows.num_trained == len(rows)  # both groups differ
@@ -138,7 +138,7 @@ def test_an_episode_is_cut_off_at_most_once_and_its_agents_text_is_judged_also_w
 
 def test_an_agent_that_asks_once_gives_a_completion_that_the_reward_judges(policy) -> None:
     _, made = run(policy, "answering")
-    assert made.earned == (None,) * 8
+    assert made.agent_rewards == (None,) * 8
     assert made.samples == tuple(range(8))
     assert made.rows.given is None
     assert [policy.codec.decode(row) for row in made.rows.completions()] == list(made.texts)
@@ -157,13 +157,13 @@ def test_a_request_that_cannot_be_answered_says_why(policy, monkeypatch, tmp_pat
 
 
 def test_an_agent_that_hangs_or_fails_earns_nothing_and_one_that_always_fails_ends_the_run(policy, caplog) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)made no request about '3\+4='.*IndexError"):
+    with pytest.raises(ConfigError, match=r"(?s)made no request for '3\+4='.*IndexError"):
         run(policy, "wrong_once")
     with pytest.raises(ConfigError, match=r"(?s)failed in all of 8 episodes:.*no idea about"):
         run(policy, "failing")
-    with pytest.raises(ConfigError, match=r"made no request about '3\+4='.*did nothing for"):
+    with pytest.raises(ConfigError, match=r"made no request for '3\+4='.*did nothing for"):
         run(policy, "slow", "agent.timeout_s=2")
-    assert "the agent at '3+4=' did nothing" in caplog.text
+    assert "the agent for '3+4=' did nothing" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------------------ training

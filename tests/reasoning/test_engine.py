@@ -21,11 +21,11 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.reasoning import engine as engine_module
 from rlinf_embodied.reasoning.batch import (
-    Asked,
     Completions,
     EngineLoad,
     GenerationBlock,
     Prompt,
+    PromptedProblem,
     all_log_probs,
 )
 from rlinf_embodied.reasoning.engine import Engine, Generated, generate, poll, update
@@ -210,7 +210,7 @@ def test_a_stuck_tool_is_named_and_a_long_call_with_progress_is_none(policies) -
     calls = ToolCalls(stuck, replace(config, _target_=f"{__name__}.stuck"))
     calls.ask(answers, 3, "12*4=", PROBLEMS[0])
     start = time.monotonic()
-    with pytest.raises(ConfigError, match=r"(?s)timeout_s is 1.*\.stuck, asked '12\*4=' about '3\+4='.*sleep\(60\)"):
+    with pytest.raises(ConfigError, match=r"(?s)timeout_s is 1.*stuck, called with '12\*4=' for '3\+4='.*sleep\(60\)"):
         calls.next_answer(answers, wait=True)
     assert time.monotonic() - start < 10
 
@@ -221,7 +221,7 @@ def free_config(*overrides: str):
     return tiny_math(*words, "algorithm.group_size=2", "generation.rows_per_block=8", "episodes.free=true", *overrides)
 
 
-def asked(policy: CausalLM, numbers: range) -> list[Asked]:
+def asked(policy: CausalLM, numbers: range) -> list[PromptedProblem]:
     problems = [Problem(i, f"{1 + i % 9}+4=", "5", None, "sum", "sum1-1-9") for i in numbers]
     return [(problem, Prompt(problem.id, tuple(policy.codec.encode(problem.question)))) for problem in problems]
 

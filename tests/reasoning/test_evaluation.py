@@ -59,13 +59,13 @@ def trained(tmp_path_factory) -> Path:
 def test_neither_devices_nor_blocks_change_an_answer(plain, devices: int, overrides: list[str]) -> None:
     found = evaluated(settings(*overrides), devices)
     assert found.summary() == plain.summary()
-    assert found.shown == plain.shown
+    assert found.samples == plain.samples
 
 
 def test_accuracy_is_that_of_the_answers_that_are_shown(plain) -> None:
-    right = [a.correct for a in plain.shown]
+    right = [a.correct for a in plain.samples]
     assert plain.accuracy == Rate(sum(right), NUMBER)
-    for answer in plain.shown:  # the compact form ends with # and the answer
+    for answer in plain.samples:  # the compact form ends with # and the answer
         assert answer.correct == (answer.completion.rpartition("#")[2] == answer.answer)
     table = plain.table().splitlines()
     assert len(table) == 2 + NUMBER

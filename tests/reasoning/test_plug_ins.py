@@ -134,7 +134,7 @@ def test_a_reward_that_cannot_be_used_is_named_before_anything_starts(plug_ins, 
 
 @pytest.mark.parametrize("returned", [None, "right", float("nan")])
 def test_a_reward_is_a_finite_number(returned):
-    said = r"reward\._target_ is .* for '#6' as a completion of '7\+8-9=', which earns a finite number: return one"
+    said = r"reward\._target_ is .* for '#6' as a completion of '7\+8-9=', and a reward is a finite number: return one"
     verifier = Verifier(PromptTemplate("compact"), function=lambda completion, problem: returned)
     with pytest.raises(ConfigError, match=said):
         verifier.verify(["#6"], [SIX])
@@ -143,7 +143,7 @@ def test_a_reward_is_a_finite_number(returned):
 def test_a_reward_that_raises_is_shown_by_its_own_line(plug_ins):
     (plug_ins / "my_rewards.py").write_text("def score(completion, problem):\n    return {'7': 1.0}[problem.answer]\n")
     function = reward_function(RewardConfig(_target_="my_rewards.score"))
-    asked = r"reward\._target_, asked about '#6' as a completion of '7\+8-9=', raised KeyError: '6', from"
+    asked = r"reward\._target_, called with '#6' as a completion of '7\+8-9=', raised KeyError: '6', from"
     with (
         pytest.raises(ConfigError, match=rf"{asked}\n  /.*/my_rewards\.py, line 2, in score: return"),
         Verifier(PromptTemplate("compact"), function=function) as verifier,

@@ -104,7 +104,9 @@ def test_without_its_reference_a_run_does_not_continue(straight, tmp_path) -> No
     reference = str(checkpoint.load_state(tmp_path / "checkpoints/latest")["reference"])
     moved = clone(tiny_math()).rename(clone(tiny_math()).with_name("moved"))
     try:
-        with pytest.raises(CheckpointError, match=r"kl_coef is 0.1, but the policy .* no longer in .*: copy it there"):
+        with pytest.raises(
+            CheckpointError, match=r"kl_coef is 0.1, but the policy .* no longer in .*: copy it to that folder"
+        ):
             trainer_of(four(tmp_path, *REFERENCE))
     finally:
         moved.rename(reference)
