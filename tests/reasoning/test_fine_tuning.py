@@ -103,7 +103,7 @@ def stuck(text: str, problem: Problem) -> str | None:
 
 def test_a_tool_that_hangs_while_examples_are_made_is_named(monkeypatch, tmp_path) -> None:
     words = ("tool.timeout_s=0.5", "warm_start.tool_share=0.4", "data.level=chain1-2")
-    with pytest.raises(ConfigError, match=r"tool.timeout_s is 0.5, but .*\.stuck, asked "):
+    with pytest.raises(ConfigError, match=r"tool.timeout_s is 0.5, but .*\.stuck, called with "):
         made(monkeypatch, tmp_path, few(f"tool._target_={__name__}.stuck", *words))
 
 
