@@ -147,28 +147,36 @@ class ActorStage(LanguageLearner):
             ObjectiveError: completions are from other weights, or their log-probs differ too much from training's.
         """
         if step_context.chunk == 0:
-            generation, self._rows = self._config.generation, {}
-            settings = generation.temperature, generation.max_new_tokens
-            # a histogram of log ratios; with one step every ratio is 1
-            has_histogram = self._config.run.has_boards and self._algorithm.num_steps > 1
-            counts = torch.zeros(BINS, device=self.device) if has_histogram else None
-            self._objective = Objective(self._policy, self._algorithm, *settings, {}, counts)
-            self._differences: tuple[float, float] | None = None
-            self._stale = step_context.staleness > 0
-            self._has_stale_tokens = self._stale or self._config.carried_per_block > 0
-            self._start_sums(self._owners)
-        ppo = self._algorithm.name is ReasoningName.ppo
-        critic_only = ppo and step_context.iteration < self._algorithm.critic_warmup_iterations
+            self._begin(step_context)
         for block in sorted(inputs):
             self._rows[block] = self._rows_of(step_context, block, inputs[block])
-            if self._algorithm.num_steps == 1 and step_context.num_chunks > 1 and not critic_only:
+            if self._algorithm.num_steps == 1 and step_context.num_chunks > 1 and not self._critic_only:
                 self._learner.add(block, torch.arange(len(self._rows[block])), self._passes)
-        if step_context.chunk < step_context.num_chunks - 1:
-            return Output(dict.fromkeys(inputs), {})
-        if step_context.num_chunks == 1 and not critic_only:
+        is_last = step_context.chunk == step_context.num_chunks - 1
+        return Output(dict.fromkeys(inputs), self._finish(step_context) if is_last else {})
+
+    def _begin(self, step_context: StepContext) -> None:
+        algorithm, generation = self._algorithm, self._config.generation
+        self._critic_only = (
+            algorithm.name is ReasoningName.ppo and step_context.iteration < algorithm.critic_warmup_iterations
+        )
+        # counts of a histogram of log ratios; with one step every ratio is 1
+        has_histogram = self._config.run.has_boards and algorithm.num_steps > 1
+        counts = torch.zeros(BINS, device=self.device) if has_histogram else None
+        settings = generation.temperature, generation.max_new_tokens
+        self._objective = Objective(self._policy, algorithm, *settings, {}, counts)
+        self._differences: tuple[float, float] | None = None
+        self._stale = step_context.staleness > 0
+        self._has_stale_tokens = self._stale or self._config.carried_per_block > 0
+        self._rows = {}
+        self._start_sums(self._owners)
+
+    def _finish(self, step_context: StepContext) -> dict[str, float]:
+        """Makes the iteration's update; returns its metrics."""
+        if step_context.num_chunks == 1 and not self._critic_only:
             self._balance()
-        metrics = {} if critic_only else self._update(step_context)
-        flops = lambda rows: 0.0 if critic_only else self._flops(rows)  # noqa: E731
+        metrics = {} if self._critic_only else self._update(step_context)
+        flops = lambda rows: 0.0 if self._critic_only else self._flops(rows)  # noqa: E731
         counts = {block: torch.tensor([rows.num_groups, flops(rows)]) for block, rows in self._rows.items()}
         useful, total = torch.stack(list(self._reducer.gather_blocks(counts).values())).sum(0).tolist()
         metrics |= {"rollout/useful_groups": useful, "charts/update_tflop": total / 1e12}
@@ -176,7 +184,7 @@ class ActorStage(LanguageLearner):
             metrics["charts/update_at_peak_s"] = total / peak
         self._rows = {}
         self.shared.version = step_context.iteration + 1
-        return Output(dict.fromkeys(inputs), metrics)
+        return metrics
 
     def _rows_of(self, step_context: StepContext, block: int, payloads: list[object]) -> TrainingRows:
         inputs = actor_inputs(self._algorithm)  # payloads are ordered by edge, then by round

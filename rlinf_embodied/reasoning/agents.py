@@ -44,14 +44,9 @@ _POLL_S = 1.0  # between two checks of agent.timeout_s
 
 
 def agent_of(config: AgentConfig) -> Agent | None:
-    """Returns the function that agent._target_ names, or None.
-
-    Raises:
-        ConfigError: it cannot be imported, or does not take (problem, base_url).
-    """
-    if config._target_ is None:
-        return None
-    return cast(Agent, load_plug_in(config._target_, "agent._target_", "problem", "base_url"))
+    """Returns the function that agent._target_ names, or None; raises a ConfigError if it cannot be called."""
+    target = config._target_
+    return None if target is None else cast(Agent, load_plug_in(target, "agent._target_", "problem", "base_url"))
 
 
 class _Session:

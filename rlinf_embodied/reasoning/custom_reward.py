@@ -26,15 +26,10 @@ _Rows = Sequence[tuple[str, Problem]]
 
 
 def reward_function(config: RewardConfig) -> RewardFunction | None:
-    """Returns the function that reward._target_ names, or None.
-
-    Raises:
-        ConfigError: it cannot be imported, or does not take (completion, problem) or, in batches, lists of them.
-    """
-    if config._target_ is None:
-        return None
+    """Returns the function that reward._target_ names, or None; raises a ConfigError if it cannot be called."""
+    target = config._target_
     arguments = ("completions", "problems") if config.batch_size else ("completion", "problem")
-    return load_plug_in(config._target_, "reward._target_", *arguments)
+    return None if target is None else load_plug_in(target, "reward._target_", *arguments)
 
 
 class CustomReward:

@@ -93,17 +93,7 @@ def problem_sets(config: MathConfig, folder: str | None) -> dict[str, ProblemSet
     settings, sets = config.eval, dict[str, ProblemSet]()
     greedy = EvalSetConfig(greedy=True, num_problems=settings.num_problems)
     for name, set_config in {GREEDY: greedy, **settings.sets}.items():
-        changed = copy.copy(config)  # not `replace`, which would check the sections as those of a training
-        for section in ("data", "generation"):
-            base, values = getattr(config, section), getattr(set_config, section)
-            known = [entry.name for entry in fields(base)]
-            unknown = ", ".join(key for key in values if key not in known)
-            path, action = f"eval.sets.{name}.{section}", f"use some of {', '.join(known)}"
-            require(not unknown, path, values, f"{section} has no {unknown}", action)
-            try:
-                setattr(changed, section, replace(base, **values))
-            except (ConfigError, TypeError) as error:
-                raise ConfigError(f"eval.sets.{name}: {error}") from error
+        changed = _with_changes(config, name, set_config)
         problems = _distinct(Prompts.of(changed, folder, Split.test), set_config.num_problems)
         per_block = settings.problems_per_block
         if sets:
@@ -112,6 +102,22 @@ def problem_sets(config: MathConfig, folder: str | None) -> dict[str, ProblemSet
     if settings.num_samples:
         sets[SAMPLED] = replace(sets[GREEDY], name=SAMPLED, num_samples=settings.num_samples, greedy=False)
     return sets
+
+
+def _with_changes(config: MathConfig, name: str, set_config: EvalSetConfig) -> MathConfig:
+    """Returns a config with a set's changes to the sections data and generation."""
+    changed = copy.copy(config)  # not `replace`, which would check the sections as those of a training
+    for section in ("data", "generation"):
+        base, values = getattr(config, section), getattr(set_config, section)
+        known = [entry.name for entry in fields(base)]
+        unknown = ", ".join(key for key in values if key not in known)
+        path, action = f"eval.sets.{name}.{section}", f"use some of {', '.join(known)}"
+        require(not unknown, path, values, f"{section} has no {unknown}", action)
+        try:
+            setattr(changed, section, replace(base, **values))
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"eval.sets.{name}: {error}") from error
+    return changed
 
 
 def _distinct(prompts: Prompts, number: int) -> list[PromptedProblem]:

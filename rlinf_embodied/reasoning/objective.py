@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
 from rlinf_embodied.algorithms.losses import (
     LARGEST_LOG_RATIO,
+    PolicySums,
     mismatch,
     policy_loss,
     reference_kl,
@@ -208,18 +209,7 @@ class Objective:
         if algorithm.tis_cap is not None:
             importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
         reference = None if rows.reference is None else cut(rows.reference)
-        clip, level_reference, length = (algorithm.clip_low, algorithm.clip_high), reference, None
-        advantages = cut(rows.advantages)
-        arguments = (log_probs, old, advantages, mask, *clip, weights, importance)
-        if algorithm.loss.sequence_level:  # one ratio and one advantage per completion
-            total = lambda table: torch.where(mask, table, 0.0).sum(-1)  # noqa: E731
-            length = mask.sum(-1).clamp(min=1)
-            row_importance = None if importance is None else total(importance) / length
-            per_row = (total(log_probs), total(old), advantages[:, 0], mask.any(-1))
-            arguments = (*per_row, *clip, total(weights), row_importance)
-            level_reference = None if reference is None else total(reference)
-        options = {"loss": algorithm.loss, "dual_clip": algorithm.dual_clip}
-        terms = policy_loss(*arguments, **options, length=length, reference=level_reference)
+        terms = self._policy_loss(log_probs, old, cut(rows.advantages), mask, weights, importance, reference)
         loss = terms.loss
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (weights * entropy).sum()
@@ -234,6 +224,33 @@ class Objective:
         ]
         sums = torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics])
         return LossSums(loss, mask.new_tensor(weight, dtype=torch.float32), sums * scale)
+
+    def _policy_loss(
+        self,
+        log_probs: Tensor,
+        old: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        weights: Tensor,
+        importance: Tensor | None,
+        reference: Tensor | None,
+    ) -> PolicySums:
+        """Returns the policy's loss over tokens, [B, R], or over whole completions if the loss is of that level."""
+        algorithm, length = self.algorithm, None
+        if algorithm.loss.sequence_level:  # one ratio and one advantage per completion
+            total = lambda table: torch.where(mask, table, 0.0).sum(-1)  # noqa: E731
+            length = mask.sum(-1).clamp(min=1)
+            importance = None if importance is None else total(importance) / length
+            reference = None if reference is None else total(reference)
+            log_probs, old, weights, advantages = total(log_probs), total(old), total(weights), advantages[:, 0]
+        return policy_loss(
+            *(log_probs, old, advantages, mask if length is None else mask.any(-1)),
+            *(algorithm.clip_low, algorithm.clip_high, weights, importance),
+            loss=algorithm.loss,
+            dual_clip=algorithm.dual_clip,
+            length=length,
+            reference=reference,
+        )
 
     def _mismatch(self, block: int, log_probs: Tensor, old: Tensor, recorded: Tensor, mask: Tensor) -> list[Tensor]:
         """Returns sums of differences between training's and generation's log-probs, and of capped weights."""

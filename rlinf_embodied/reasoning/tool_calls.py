@@ -29,14 +29,9 @@ _POLL_S = 0.2  # between two checks of tool.timeout_s
 
 
 def tool_of(config: ToolConfig) -> Tool | None:
-    """Returns the function that tool._target_ names, or None.
-
-    Raises:
-        ConfigError: it cannot be imported, or does not take (text, problem).
-    """
-    if config._target_ is None:
-        return None
-    return cast(Tool, load_plug_in(config._target_, "tool._target_", "text", "problem"))
+    """Returns the function that tool._target_ names, or None; raises a ConfigError if it cannot be called."""
+    target = config._target_
+    return None if target is None else cast(Tool, load_plug_in(target, "tool._target_", "text", "problem"))
 
 
 @dataclass(slots=True)
