@@ -156,5 +156,5 @@ def test_pools_are_those_of_the_iterations_before_and_part_of_a_checkpoint(tmp_p
         iterate(config, executor, 1, kept)
         asked.append(list(taken))
     assert asked[0] == asked[1] != asked[2]
-    with pytest.raises(ConfigError, match="problems are chosen by the iteration before"):
+    with pytest.raises(ConfigError, match="problems are chosen by the previous iteration"):
         ReasoningJob(config).require_staleness(1)
