@@ -34,7 +34,7 @@ from rlinf_embodied.interfaces.language import ChatMessage, PromptCodec
 from rlinf_embodied.plug_ins import load_plug_in
 from rlinf_embodied.reasoning.batch import Prompt, PromptedProblem, Turn
 from rlinf_embodied.reasoning.engine import Generated
-from rlinf_embodied.reasoning.episodes import Episode
+from rlinf_embodied.reasoning.episodes import Episode, Episodes
 from rlinf_embodied.telemetry.progress import report_progress
 
 _LOG = logging.getLogger(__name__)
@@ -49,20 +49,8 @@ def agent_of(config: AgentConfig) -> Agent | None:
     return None if target is None else cast(Agent, load_plug_in(target, "agent._target_", "problem", "base_url"))
 
 
-class _Session:
-    """An episode and the agent that drives it."""
-
-    def __init__(self, episode: Episode) -> None:
-        self.episode = episode
-        self.prompt: Prompt | None = None  # of a request that the model has not answered yet
-        self.submitted = False  # whether `turn` has returned this prompt
-        self.over = False
-        self.error = ""
-        self.since = time.monotonic()  # since when the agent is at work
-
-
-class AgentEpisodes:
-    """The episodes of K problems, G of each, as their agents drive them."""
+class AgentEpisodes(Episodes):
+    """Episodes in which agents send the model's prompts, as requests to a server."""
 
     def __init__(
         self,
@@ -75,35 +63,45 @@ class AgentEpisodes:
         """Starts a server and the agents; `max_row_tokens` limits a row, its prompt included."""
         agent = agent_of(config.agent)
         assert agent is not None
-        self._config, self._sampling = config.agent, config.generation
-        self._changed = threading.Condition()
-        self._closed = False
         limits = config.generation.max_new_tokens, max_row_tokens
-        episodes = [Episode(p, g, codec, *limits, each_turn=True) for p in problems for g in range(group_size)]
-        self._sessions = [_Session(episode) for episode in episodes]
+        super().__init__([Episode(p, g, codec, *limits, each_turn=True) for p in problems for g in range(group_size)])
+        self._config, self._sampling = config.agent, config.generation
+        self._changed = threading.Condition()  # guards what follows, and the episodes
+        self._closed = False
+        self._pending: dict[int, Prompt] = {}  # of requests that the model has not answered, by episode number
+        self._submitted = set[int]()  # numbers of those that `turn` has returned
+        self._since = [time.monotonic()] * len(self.episodes)  # since when each agent is at work
+        self._errors: dict[int, str] = {}
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.episodes = self
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        for number in range(len(self._sessions)):
+        for number in range(len(self.episodes)):
             threading.Thread(target=self._run, args=(agent, number), daemon=True).start()
 
     # ------------------------------------------------------------------------------- called by threads of agents
     def _run(self, agent: Agent, number: int) -> None:
-        session, url = self._sessions[number], f"http://127.0.0.1:{self._server.server_port}/{number}/v1"
+        episode, url = self.episodes[number], f"http://127.0.0.1:{self._server.server_port}/{number}/v1"
+        text, reward, error = None, None, ""
         try:
-            result = agent(session.episode.problem, url)
+            result = agent(episode.problem, url)
             text, reward = (result, None) if isinstance(result, str) else (None, float(result))
             if reward is not None and not math.isfinite(reward):
                 raise ValueError(f"it returned {result!r}, but a reward is a finite number")
         except Exception:  # noqa: BLE001 - the user's code
-            text, reward, error = None, 0.0, traceback.format_exc()
-        else:
-            error = ""
+            error = traceback.format_exc()
         with self._changed:
-            if not session.over:
-                session.over, session.episode.agent_reward, session.error = True, reward, error
-                session.episode.text = session.episode.text if text is None else text
+            if error:
+                self._fail(number, error)
+            elif not episode.over:
+                episode.over, episode.agent_reward = True, reward
+                episode.text = episode.text if text is None else text
             self._changed.notify_all()
+
+    def _fail(self, number: int, error: str) -> None:
+        """Ends an episode, if it has not ended, without a reward."""
+        episode = self.episodes[number]
+        if not episode.over:
+            episode.over, episode.agent_reward, self._errors[number] = True, 0.0, error
 
     def reply(self, number: int, request: Mapping[str, Any]) -> tuple[str, str, int, int]:
         """Waits for the model's turn; returns text, finish reason, and numbers of tokens of prompt and turn.
@@ -115,12 +113,12 @@ class AgentEpisodes:
         """
         chat, max_tokens = [_message(message) for message in request["messages"]], self._max_tokens(request)
         with self._changed:
-            session = self._sessions[number]
-            if session.over or session.prompt is not None:
+            episode = self.episodes[number]
+            if episode.over or number in self._pending:
                 raise LookupError("the episode has ended, or waits for the reply to another request")
-            if session.episode.turns >= self._config.max_requests:
+            if episode.turns >= self._config.max_requests:
                 raise ValueError(f"agent.max_requests is {self._config.max_requests}, and as many were answered")
-            prompt = session.episode.next_prompt(chat)
+            prompt = episode.next_prompt(chat)
             if prompt is None:
                 raise ValueError(
                     "there is no room for these messages and a reply: context_length_exceeded (the model's "
@@ -128,14 +126,14 @@ class AgentEpisodes:
                 )
             if max_tokens is not None:
                 prompt = replace(prompt, room=min(max_tokens, prompt.room or max_tokens))
-            session.prompt = prompt
+            self._pending[number] = prompt
             self._changed.notify_all()
-            self._changed.wait_for(lambda: session.prompt is None or self._closed)
+            self._changed.wait_for(lambda: number not in self._pending or self._closed)
             if self._closed:
                 raise LookupError("the episode was abandoned")
-            row, prompt_tokens = session.episode.rows[-1], len(prompt.tokens)
+            row, prompt_tokens = episode.rows[-1], len(prompt.tokens)
             new_tokens = len(row.prompt) + len(row.tokens) - prompt_tokens
-            return session.episode.text, "stop" if row.ended else "length", prompt_tokens, new_tokens
+            return episode.text, "stop" if row.ended else "length", prompt_tokens, new_tokens
 
     def _max_tokens(self, request: Mapping[str, Any]) -> int | None:
         """Returns the limit that a request sets, or None, after checking its sampling."""
@@ -156,50 +154,48 @@ class AgentEpisodes:
     @property
     def over(self) -> bool:
         with self._changed:
-            return all(session.over and session.prompt is None for session in self._sessions)
+            return not self._pending and super().over
 
     def turn(self, wait: bool = True) -> Turn | None:
         """Returns the prompts of new requests; with `wait` once every agent has sent a request or ended."""
         with self._changed:
-            while working := [s for s in self._sessions if not s.over and s.prompt is None]:
-                for session in working:
-                    if time.monotonic() - session.since > self._config.timeout_s:
-                        question = session.episode.problem.question[:80]
-                        session.over, session.episode.agent_reward = True, 0.0
-                        session.error = (
-                            f"the agent for {question!r} did nothing for {self._config.timeout_s:g} s (agent.timeout_s)"
-                        )
-                        _LOG.warning(session.error)
+            while working := [k for k, e in enumerate(self.episodes) if not e.over and k not in self._pending]:
+                for number in working:
+                    if time.monotonic() - self._since[number] > self._config.timeout_s:
+                        question, limit_s = self.episodes[number].problem.question[:80], self._config.timeout_s
+                        error = f"the agent for {question!r} did nothing for {limit_s:g} s (agent.timeout_s)"
+                        self._fail(number, error)
+                        _LOG.warning(error)
                 if not wait:
                     break
                 self._changed.wait(_POLL_S)
                 report_progress()
-            prompts = {k: s.prompt for k, s in enumerate(self._sessions) if s.prompt is not None and not s.submitted}
-            for number in prompts:
-                self._sessions[number].submitted = True
+            prompts = {k: prompt for k, prompt in sorted(self._pending.items()) if k not in self._submitted}
+            self._submitted |= prompts.keys()
             return Turn(tuple(prompts.values()), 1, tuple(prompts)) if prompts else None
 
     def take(self, rows: Mapping[int, Generated]) -> None:
         with self._changed:
             for number, generated in rows.items():
-                session = self._sessions[number]
-                session.episode.add(generated)
-                session.prompt, session.submitted, session.since = None, False, time.monotonic()
+                self.episodes[number].add(generated)
+                del self._pending[number]
+                self._submitted.remove(number)
+                self._since[number] = time.monotonic()
             self._changed.notify_all()
 
     def finished(self) -> list[Episode]:
-        errors, number = [session.error for session in self._sessions if session.error], len(self._sessions)
+        errors, number = [self._errors[k] for k in sorted(self._errors)], len(self.episodes)
         if len(errors) == number:
             raise ConfigError(f"agent._target_ failed in all of {number} episodes:\n{errors[0]}\nCorrect the agent")
         if errors:
             _LOG.warning("%d of %d agents failed, and earn nothing; the first:\n%s", len(errors), number, errors[0])
-        for session in self._sessions:
-            if not session.episode.rows:
-                question, error = session.episode.problem.question[:80], session.error or "without an error"
+        for k, episode in enumerate(self.episodes):
+            if not episode.rows:
+                question, error = episode.problem.question[:80], self._errors.get(k, "without an error")
                 raise ConfigError(
                     f"agent._target_ made no request for {question!r} ({error}): let it query the model at base_url"
                 )
-        return [session.episode for session in self._sessions]
+        return self.episodes
 
     def close(self) -> None:
         """Ends the server; agents that still wait get an error."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 
@@ -70,6 +70,7 @@ class Episode:
         """
         self.problem, self.first = prompted
         self.sample, self.rows, self.turns = sample, list[Row](), 0
+        self.over = False  # whether there will be no further turn
         self.text = ""  # of the last turn
         self.agent_reward: float | None = None  # None: the reward stage scores the episode
         self._codec, self._each_turn = codec, each_turn
@@ -111,13 +112,16 @@ class Episode:
         self.text = self._codec.decode(tokens)
 
 
-class Episodes(Protocol):
-    """The episodes of K problems, G of each, numbered problem by problem."""
+class Episodes:
+    """The episodes of K problems, G of each, numbered problem by problem; subclasses answer the model's turns."""
+
+    def __init__(self, episodes: list[Episode]) -> None:
+        self.episodes = episodes
 
     @property
     def over(self) -> bool:
         """Whether all episodes have ended."""
-        ...
+        return all(episode.over for episode in self.episodes)
 
     def turn(self, wait: bool = True) -> Turn | None:
         """Returns the prompts of the next turn.
@@ -125,22 +129,21 @@ class Episodes(Protocol):
         With `wait` all episodes finish a turn before any is answered, and None means that all have ended.  Without it
         the turn has the prompts that are ready, and None means that none is.
         """
-        ...
+        raise NotImplementedError
 
     def take(self, rows: Mapping[int, Generated]) -> None:
         """Adds generated turns, by episode number."""
-        ...
+        raise NotImplementedError
 
     def finished(self) -> list[Episode]:
         """Returns all episodes, once they have ended."""
-        ...
+        return self.episodes
 
     def close(self) -> None:
         """Stops threads and servers that work for the episodes."""
-        ...
 
 
-class ToolEpisodes:
+class ToolEpisodes(Episodes):
     """Episodes in which a function answers the model's turns; without a tool they have one turn."""
 
     def __init__(
@@ -152,41 +155,39 @@ class ToolEpisodes:
         calls: ToolCalls | None,
     ) -> None:
         """Creates the episodes; `config` limits turns and tokens, `calls` answers the turns."""
+        limits = config.generation.max_new_tokens, codec.context_length
+        super().__init__([Episode(p, g, codec, *limits, each_turn=False) for p in problems for g in range(group_size)])
         self._problems, self._group_size = problems, group_size
         self._calls, self._max_turns = calls, config.tool.num_turns
         self._codec, self._template = codec, PromptTemplate.of(config.data)
-        limits = config.generation.max_new_tokens, codec.context_length
-        self._all = [Episode(p, g, codec, *limits, each_turn=False) for p in problems for g in range(group_size)]
         self._chats: dict[int, list[ChatMessage]] = {}  # by number, of the episodes that the tool has answered
         self._answers: Answers = Answers()
-        self._at_tool, self._at_model = 0, 0  # numbers of episodes that wait for the tool and for the model
-
-    @property
-    def over(self) -> bool:
-        return bool(self._all[0].rows) and not (self._at_tool or self._at_model)
+        self._pending = 0  # calls of the tool without an answer
 
     def turn(self, wait: bool = True) -> Turn | None:
-        if not self._all[0].rows:
-            for episode in self._all:
+        if not self.episodes[0].rows:
+            for episode in self.episodes:
                 episode.rows.append(Row(episode.first.tokens))
-            self._at_model = len(self._all)
-            return Turn(tuple(prompt for _, prompt in self._problems), self._group_size, tuple(range(self._at_model)))
+            first_prompts = tuple(prompt for _, prompt in self._problems)
+            return Turn(first_prompts, self._group_size, tuple(range(len(self.episodes))))
         prompts: dict[int, Prompt] = {}
-        while self._at_tool and self._calls is not None:
+        while self._pending and self._calls is not None:
             answered = self._calls.next_answer(self._answers, wait)
             if answered is None:
                 break
-            self._at_tool -= 1
+            self._pending -= 1
             number, answer = cast(tuple[int, str | None], answered)
-            if answer is not None and (prompt := self._next_prompt(number, answer)) is not None:
+            prompt = None if answer is None else self._next_prompt(number, answer)
+            if prompt is None:
+                self.episodes[number].over = True
+            else:
                 prompts[number] = prompt
-        self._at_model += len(prompts)
         numbers = tuple(sorted(prompts))
         return Turn(tuple(prompts[number] for number in numbers), 1, numbers) if prompts else None
 
     def _next_prompt(self, number: int, answer: str) -> Prompt | None:
         """Returns the prompt of an episode's next turn; None if there is no room for it."""
-        episode = self._all[number]
+        episode = self.episodes[number]
         if number not in self._chats:
             problem = episode.problem
             self._chats[number] = self._codec.chat(self._template.prompt(problem), problem.history)
@@ -199,17 +200,13 @@ class ToolEpisodes:
 
     def take(self, rows: Mapping[int, Generated]) -> None:
         for number, generated in rows.items():
-            episode = self._all[number]
+            episode = self.episodes[number]
             episode.add(generated)
-            self._at_model -= 1
             if episode.rows[-1].ended and episode.turns < self._max_turns and self._calls is not None:
                 self._calls.ask(self._answers, number, episode.text, episode.problem)
-                self._at_tool += 1
-
-    def finished(self) -> list[Episode]:
-        return self._all
-
-    def close(self) -> None: ...
+                self._pending += 1
+            else:
+                episode.over = True
 
 
 def completions_of(episodes: Sequence[Episode], group_size: int, version: int) -> Completions:
