@@ -32,9 +32,8 @@ from rlinf_embodied.learning.reduce import Reducer, make_reducer
 from rlinf_embodied.learning.update import Fitted, fit, minibatches, policy_metrics
 from rlinf_embodied.learning.weights import Groups, WeightsMessage, WeightsSender, require_version
 from rlinf_embodied.reasoning.batch import all_log_probs
-from rlinf_embodied.reasoning.generation_stage import shared_model
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows, zero_loss
-from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy, save_policy
+from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy, save_policy, shared_model
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.telemetry.boards import BINS, Histogram

@@ -23,7 +23,7 @@ import torch
 from rlinf_embodied.config import Precision
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy
-from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
+from rlinf_embodied.learning.weights import WeightsUser
 from rlinf_embodied.reasoning.batch import (
     Batch,
     Completions,
@@ -35,15 +35,8 @@ from rlinf_embodied.reasoning.batch import (
 )
 from rlinf_embodied.reasoning.engine import Generated, engine_of, generate, update
 from rlinf_embodied.reasoning.episode_runner import EpisodeRunner
-from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
+from rlinf_embodied.reasoning.policy_folder import StageConfig, shared_model
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
-
-
-def shared_model(context: StageContext, stage_config: StageConfig) -> SharedPolicy[LanguagePolicy]:
-    """Returns the worker's copy of a model, loaded on first use."""
-    run = stage_config.config
-    load = lambda: load_policy(run.policy, stage_config.folder, run.run.seed, context.device)  # noqa: E731
-    return cast(SharedPolicy[LanguagePolicy], context.share(stage_config.share, load))
 
 
 class LanguageStage(WeightsUser[LanguagePolicy]):

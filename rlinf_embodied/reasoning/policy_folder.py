@@ -16,6 +16,7 @@ from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.weights import SharedPolicy, move
 from rlinf_embodied.plug_ins import load_target
+from rlinf_embodied.runtime.host import StageContext
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 
@@ -35,6 +36,13 @@ def load_policy(config: LanguagePolicyConfig, folder: str, seed: int, device: st
     policy = policy_class.from_config(config, Path(folder) if folder else None, seed)
     move(policy.module, device)
     return SharedPolicy(policy, device=device)
+
+
+def shared_model(context: StageContext, stage_config: StageConfig) -> SharedPolicy[LanguagePolicy]:
+    """Returns the worker's copy of a model, loaded on first use."""
+    run = stage_config.config
+    load = lambda: load_policy(run.policy, stage_config.folder, run.run.seed, context.device)  # noqa: E731
+    return cast(SharedPolicy[LanguagePolicy], context.share(stage_config.share, load))
 
 
 def save_policy(policy: LanguagePolicy, folder: Path, config: MathConfig) -> None:
