@@ -67,23 +67,40 @@ class TorchGroup:
         return cast(dist.ProcessGroup, dist.ProcessGroupGloo(self.store, self.rank, self.size, _NEVER))
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-        """Gathers the tensors of all ranks; those with fewer pad, since the backends gather equal sizes only."""
         assert counts[self.rank] == len(tensors) > 0, f"rank {self.rank} gives {len(tensors)} of {counts} tensors"
-        first = tensors[0]
-        width = first.numel() * first.element_size()
-        sent = torch.empty(max(counts), width, dtype=torch.uint8, device=self._device)
-        for row, tensor in zip(sent, tensors, strict=False):
-            row.copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))  # as bytes: any dtype, bit for bit
-        received = [torch.empty_like(sent) for _ in range(self.size)]
-        self._run("exchange", lambda: self._backend.allgather([received], [sent]))
-        typed = lambda row: row.view(first.dtype).reshape(first.shape).to(first.device)  # noqa: E731
-        answers = [[typed(part[k]) for k in range(count)] for part, count in zip(received, counts, strict=True)]
+        sent = [tensor.detach().to(self._device).contiguous() for tensor in tensors]
+        received = self._gathered(sent, counts) if has_nccl(self._device) else self._from_each(sent, counts)
+        answers = [[tensor.to(tensors[0].device) for tensor in part] for part in received]
         answers[self.rank] = list(tensors)
         return answers
 
+    def _from_each(self, sent: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
+        """Exchanges tensors rank by rank, by gloo, whose gather copies all of them again and takes twice as long."""
+        received = [[torch.empty_like(sent[0]) for _ in range(count)] for count in counts]
+        others = [rank for rank in range(self.size) if rank != self.rank]
+
+        def start() -> list[dist.Work]:
+            receive, send = self._backend.recv, self._backend.send
+            works = [receive([part], rank, k) for rank in others for k, part in enumerate(received[rank])]
+            return works + [send([part], rank, k) for rank in others for k, part in enumerate(sent)]
+
+        self._run("exchange", start)
+        return received
+
+    def _gathered(self, sent: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
+        """Gathers the tensors of all ranks, by NCCL; those with fewer pad, since it gathers equal sizes only."""
+        first = sent[0]
+        padded = torch.empty(max(counts), first.numel() * first.element_size(), dtype=torch.uint8, device=self._device)
+        for row, tensor in zip(padded, sent, strict=False):
+            row.copy_(tensor.reshape(-1).view(torch.uint8))  # as bytes: any dtype, bit for bit
+        received = [torch.empty_like(padded) for _ in range(self.size)]
+        self._run("exchange", lambda: [self._backend.allgather([received], [padded])])
+        typed = lambda row: row.view(first.dtype).reshape(first.shape)  # noqa: E731
+        return [[typed(part[k]) for k in range(count)] for part, count in zip(received, counts, strict=True)]
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         summed = tensor.detach().to(self._device, copy=True).contiguous()
-        self._run("all_reduce", lambda: self._backend.allreduce([summed]))
+        self._run("all_reduce", lambda: [self._backend.allreduce([summed])])
         return summed.to(tensor.device)
 
     def close(self) -> None:
@@ -96,9 +113,10 @@ class TorchGroup:
         if has_nccl(self._device):
             self._backend.abort()
 
-    def _run(self, operation: str, start: Callable[[], dist.Work]) -> None:
+    def _run(self, operation: str, start: Callable[[], Sequence[dist.Work]]) -> None:
         with self._guarded(operation):
-            start().wait(_NEVER)
+            for work in start():
+                work.wait(_NEVER)
             synchronize(self._device)
 
     @contextmanager

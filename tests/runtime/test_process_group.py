@@ -50,14 +50,15 @@ def require_sums(found: list[dict], blocks: torch.Tensor) -> None:
         assert all(torch.equal(result["gathered"][b].cpu(), blocks[b] > 0) for b in range(7))
 
 
-def test_gloo_gives_the_bits_of_one_process_and_regroups_when_a_peer_is_gone(tmp_path, blocks) -> None:
+@pytest.mark.parametrize("operation", ["all_reduce", "exchange"])
+def test_gloo_gives_the_bits_of_one_process_and_regroups_when_a_peer_is_gone(tmp_path, blocks, operation) -> None:
     def first(rank: int) -> tuple[dict, float]:
         group = TorchGroup(rank, 3, f"file://{tmp_path}/store")
         found = sums(group, [0, 0, 1, 0, 1, 2, 2], blocks)
         start = time.monotonic()
         if rank != 2:
-            with pytest.raises(PeerError, match=f"rank {rank} of 3 lost the others in all_reduce"):
-                group.all_reduce(torch.ones(1))
+            with pytest.raises(PeerError, match=f"rank {rank} of 3 lost the others in {operation}"):
+                group.all_reduce(torch.ones(1)) if operation == "all_reduce" else group.exchange([blocks], [1, 1, 1])
         group.close()
         return found, time.monotonic() - start
 
