@@ -79,9 +79,11 @@ def _attention(
     if kind == "cuda" and half in (torch.float16, torch.bfloat16):
         from torch.nn.attention.varlen import varlen_attn
 
+        groups = query.shape[1] // key.shape[1]  # repeated, since torch 2.11 has no grouped-query form of this function
+        key, value = (part.repeat_interleave(groups, 1) if groups > 1 else part for part in (key, value))
         q, k, v = (part[0].transpose(0, 1).to(half) for part in (query, key, value))
         longest, window = more["max_length_q"], -1 if sliding_window is None else sliding_window - 1
-        options: dict[str, Any] = {"scale": more.get("scaling"), "window_size": (window, 0), "enable_gqa": True}
+        options: dict[str, Any] = {"scale": more.get("scaling"), "window_size": (window, 0)}
         output = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, **options)
         assert isinstance(output, Tensor)
         return output[None], None

@@ -9,6 +9,7 @@ import copy
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,8 +64,8 @@ def passes_of(model: Net, scale: float = 1.0) -> Passes:
     tokens = [torch.randint(0, 5, (rows, 4), generator=draw) for rows in ROWS]
     targets = [torch.randn(rows, 4, 5, generator=draw) for rows in ROWS]
 
-    def passes(block: int, index: Tensor) -> list[Pass]:
-        return [one(block, part) for part in index.split(PER_PASS) if len(part)]
+    def passes(rows: Mapping[int, Tensor]) -> list[Pass]:
+        return [one(block, part) for block, index in rows.items() for part in index.split(PER_PASS) if len(part)]
 
     def one(block: int, index: Tensor) -> Pass:
         weights = 1.0 + index % 2

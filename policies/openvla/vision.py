@@ -14,6 +14,9 @@ from policies.openvla.config import OpenVLAConfig
 from policies.openvla.images import CHANNELS_PER_IMAGE
 from rlinf_embodied.errors import CheckpointError
 
+# cuDNN's attention fails for SigLIP's heads of 72 in bfloat16 (torch 2.11 on an H200)
+torch.backends.cuda.enable_cudnn_sdp(False)
+
 _READ = ("patch_embed", "pos_drop", "patch_drop", "norm_pre", "blocks")  # parts that `patch_features` uses
 
 

@@ -33,6 +33,9 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolV
 
 from policies.pi.config import Family, PiConfig, TowerSizes
 
+# cuDNN's attention fails for SigLIP's heads of 72 in bfloat16 (torch 2.11 on an H200)
+torch.backends.cuda.enable_cudnn_sdp(False)
+
 _ROPE_BASE = 10_000.0  # of all three families, regardless of the backbone's config
 _MASKED = -2.3819763e38  # as in openpi: a fully masked row attends to everything equally instead of giving NaN
 _Config = TypeVar("_Config", GemmaConfig, LlamaConfig)

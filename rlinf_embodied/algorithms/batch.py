@@ -99,6 +99,11 @@ class TrainingBlock:
     def rows(self, index: Tensor) -> TrainingBlock:
         return _each(lambda parts: parts[0][index], self)
 
+    @staticmethod
+    def concatenate(blocks: Sequence[TrainingBlock]) -> TrainingBlock:
+        """Returns the samples of all blocks, in order."""
+        return blocks[0] if len(blocks) == 1 else _each(torch.cat, *blocks)
+
 
 _COLUMNS = tuple(column.name for column in fields(TrainingBlock))  # torch.compile does not know `fields`
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -25,7 +25,7 @@ from rlinf_embodied.config import AlgorithmConfig, Critic, Level, PolicyLoss, Sh
 from rlinf_embodied.config.algorithm import require_dual_clip
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
-from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.gradients import LossSums, Pass, microbatches
 from rlinf_embodied.learning.update import POLICY_STATISTICS
 from rlinf_embodied.telemetry.boards import Histogram
 
@@ -147,6 +147,10 @@ class OnPolicyConfig(AlgorithmConfig):
         )
 
 
+Blocks = Mapping[int, TrainingBlock]
+_Parts = tuple[tuple[TrainingBlock, Tensor], ...]  # blocks, and the rows of each in a pass
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """The inputs of the losses other than their rows."""
@@ -159,22 +163,26 @@ class Objective:
     return_scale: Callable[[], Tensor] | None = None  # the unit of the critic's loss; None: 1
     ratio_counts: Tensor | None = None  # float32 [BINS], counts of log ratios that passes of the policy add to
 
-    def policy_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
-        """Returns microbatches of the policy's loss (and a joint critic's) over rows `index`, to be computed later."""
+    def policy_passes(self, blocks: Blocks, rows: Mapping[int, Tensor]) -> list[Pass]:
+        """Returns microbatches of the policy's loss (and a joint critic's) over rows of blocks, computed later."""
         return [
-            Pass(float(block.weights[part].sum()), partial(self._policy_sums, block, part))
-            for part in index.split(self.algorithm.rows_per_microbatch or len(index))
+            Pass(float(sum(block.weights[index].sum() for block, index in parts)), partial(self._policy_sums, parts))
+            for parts in self._microbatches(blocks, rows)
         ]
 
-    def value_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
+    def value_passes(self, blocks: Blocks, rows: Mapping[int, Tensor]) -> list[Pass]:
         """Returns microbatches of the critic's loss alone."""
         return [
-            Pass(float(block.valid[part].sum()), partial(self._value_sums, block, part))
-            for part in index.split(self.algorithm.rows_per_microbatch or len(index))
+            Pass(float(sum(block.valid[index].sum() for block, index in parts)), partial(self._value_sums, parts))
+            for parts in self._microbatches(blocks, rows)
         ]
 
-    def _policy_sums(self, block: TrainingBlock, index: Tensor) -> LossSums:
-        rows = block.rows(index)
+    def _microbatches(self, blocks: Blocks, rows: Mapping[int, Tensor]) -> list[_Parts]:
+        cut = microbatches(rows, self.algorithm.rows_per_microbatch)
+        return [tuple((blocks[block], index) for block, index in part.items()) for part in cut]
+
+    def _policy_sums(self, parts: _Parts) -> LossSums:
+        rows = TrainingBlock.concatenate([block.rows(index) for block, index in parts])
         algorithm, level, valid = self.algorithm, self.algorithm.ratio_level, rows.valid
         evaluation = self.evaluate(rows.features, rows.record, self.temperature, algorithm.entropy_coef != 0)
         choices, counted = evaluation.log_probs.shape[-1], rows.weights > 0
@@ -223,8 +231,8 @@ class Objective:
             statistics.append(value)
         return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
 
-    def _value_sums(self, block: TrainingBlock, index: Tensor) -> LossSums:
-        rows = block.rows(index)
+    def _value_sums(self, parts: _Parts) -> LossSums:
+        rows = TrainingBlock.concatenate([block.rows(index) for block, index in parts])
         loss = self._value_loss(rows, self.value(rows.features, rows.privileged))
         statistics = loss.detach().reshape(1)
         if self.joint:  # same layout as that of joint passes

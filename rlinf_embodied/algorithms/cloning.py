@@ -8,7 +8,7 @@ advantage.)  Chunks are drawn by (seed, iteration, minibatch, block), with repla
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -51,10 +51,10 @@ class CloningTerm:
             self._scale = algorithm.bc_coef * algorithm.bc_decay**iteration * weight / max(number, 1.0)
             yield rows
 
-    def passes(self, block: int, statistics: Sequence[str]) -> list[Pass]:
-        """Returns the pass over a block's share of the demonstrations; its weight in denominators is 0."""
-        number = self._number(block)
-        return [Pass(0.0, partial(self._sums, block, number, statistics))] if number and self._scale else []
+    def passes(self, blocks: Iterable[int], statistics: Sequence[str]) -> list[Pass]:
+        """Returns a pass over each block's share of the demonstrations; its weight in denominators is 0."""
+        numbers = {block: self._number(block) for block in blocks if self._scale}
+        return [Pass(0.0, partial(self._sums, block, n, statistics)) for block, n in numbers.items() if n]
 
     def _number(self, block: int) -> int:
         size, num_blocks = self._training.algorithm.bc_batch_size, self._training.context.num_blocks

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms import transitions
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
-from rlinf_embodied.algorithms.demonstrations import Chunks, announced
+from rlinf_embodied.algorithms.demonstrations import Chunks, Demonstrations, announced
 from rlinf_embodied.algorithms.transitions import Columns, ReplayConfig
-from rlinf_embodied.config import AlgorithmConfig, Reduction, Sharding, Source, TrainConfig
+from rlinf_embodied.config import AlgorithmConfig, Sharding, Source, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.learning import FineTuningPhases
 from rlinf_embodied.config.machine import require_no_cores
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Features, ImitationPolicy
-from rlinf_embodied.learning.gradients import LossSums, Pass, loss_sums
+from rlinf_embodied.learning.gradients import LossSums, Pass, loss_sums, microbatches
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.reduce import Reducer
@@ -40,6 +40,10 @@ from rlinf_embodied.runtime.host import StepContext
 _OPTIMIZER, _WHOLE, _HEAD = "policy_optimizer", "whole_optimizer", "head_optimizer"  # in a checkpoint
 _NOISE = "noise"  # noise of a flow policy's loss
 _Loss = Callable[[ImitationPolicy], Tensor]
+
+
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in parts[0]}
 
 
 def sizes(reducer: Reducer, data: Mapping[int, Chunks | Tensor | Sequence]) -> dict[int, int]:
@@ -162,7 +166,6 @@ class SFTConfig(FineTuningPhases, AlgorithmConfig):
 
     warmup: float = 0.1  # share of a phase's steps in which the learning rate rises
     held_out: float = 0.1  # share of the episodes that are not trained on; their loss is reported
-    reduction: Reduction = Reduction.exact  # on accelerators, too: a cached policy is the same for any number
     rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
     sharding: Sharding = Sharding.none  # of the policy while it trains
 
@@ -269,8 +272,8 @@ class FineTuning(_Imitating):
         fitted, learner = Fitted(), self.learners[name]
         sums = partial(self._sums, whole, epoch)
         self._data, most = data, algorithm.rows_per_microbatch
-        passes = lambda b, index: [  # noqa: E731
-            Pass(float(len(part)), partial(sums, data[b], b, part)) for part in index.split(most or len(index))
+        passes = lambda rows: [  # noqa: E731
+            Pass(float(sum(map(len, part.values()))), partial(sums, data, part)) for part in microbatches(rows, most)
         ]
         if self.weights:
             pieces = {block: cut(order, number) for block, order in self._mixture(shuffle, data).items()}
@@ -333,15 +336,18 @@ class FineTuning(_Imitating):
         pooled = lambda part: self._policy.pooled(self._encoded(part.observation))  # noqa: E731
         return {b: torch.cat([pooled(part) for part in chunks.in_parts()]) for b, chunks in data.items()}
 
-    def _sums(self, whole: bool, epoch: int, data: Chunks, block: int, index: Tensor) -> LossSums:
-        cached = None if whole else self._features.get(block)
-        targets, part = self._noise("flow", epoch, block, index.numpy()), data.rows(index, images=cached is None)
-        observation = self._augmented(part.observation, whole, epoch, block, index.numpy())
-        shape = tuple(part.proprio.shape[1:])
-        drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
-        jitter = torch.from_numpy(drawn).to(self._device) * self._jitter
+    def _sums(self, whole: bool, epoch: int, data: Mapping[int, Chunks], rows: Mapping[int, Tensor]) -> LossSums:
+        cached = None if whole or not self._features else {b: self._features[b] for b in rows}
+        parts, noises, jitters = [], [], []
+        for block, index in rows.items():
+            part, keys = data[block].rows(index, images=cached is None), (epoch, block, index.numpy())
+            parts.append(replace(part, observation=self._augmented(part.observation, whole, *keys)))
+            noises.append(self._noise("flow", *keys))
+            drawn = normal(self.training.seed, "jitter", *keys, shape=tuple(part.proprio.shape[1:]))
+            jitters.append(torch.from_numpy(drawn).to(self._device) * self._jitter)
+        part, jitter, targets = Demonstrations.concatenate(parts), torch.cat(jitters), _joined(noises)
         targets |= part.targets(self._device, helpers=whole)
-        observation, actions = observation.prompted(self._suffix).to(self._device), part.actions.to(self._device)
+        observation, actions = part.observation.prompted(self._suffix).to(self._device), part.actions.to(self._device)
 
         def loss(policy: ImitationPolicy) -> Tensor:
             if whole:
@@ -349,7 +355,9 @@ class FineTuning(_Imitating):
                 if self._jitter and "proprio" not in features:
                     features = policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
             elif cached is not None:
-                features = {name: value[index] for name, value in cached.items()}
+                features = _joined(
+                    [{name: value[rows[b]] for name, value in part.items()} for b, part in cached.items()]
+                )
             else:
                 features = policy.encode_frozen(observation)
             if "proprio" in features:

@@ -19,6 +19,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import cast
 
@@ -169,7 +170,7 @@ class OnPolicy(Algorithm):
         blocks, policy = self._blocks, self.policy
         if isinstance(policy, HasValueFeatures) and self.training.settings.critic is Critic.observation:
             blocks = {b: replace(t, features=self._value_features(policy, t)) for b, t in blocks.items()}
-        passes = lambda block, index: self._objective.value_passes(blocks[block], index)  # noqa: E731
+        passes = partial(self._objective.value_passes, blocks)
         return update.fit(self.learners[name], self._minibatches("value", epochs), passes, only=only)
 
     def _value_features(self, policy: HasValueFeatures, block: TrainingBlock) -> Features:
@@ -226,9 +227,9 @@ class OnPolicy(Algorithm):
         if cloning is not None:
             batches = cloning.batches(batches, blocks, self._iteration)
 
-        def passes(block: int, index: Tensor) -> list[Pass]:
-            loss_passes = self._objective.policy_passes(blocks[block], index)
-            return loss_passes if cloning is None else loss_passes + cloning.passes(block, learner.statistics)
+        def passes(rows: Mapping[int, Tensor]) -> list[Pass]:
+            loss_passes = self._objective.policy_passes(blocks, rows)
+            return loss_passes if cloning is None else loss_passes + cloning.passes(rows, learner.statistics)
 
         limit = math.inf if self.algorithm.target_kl is None else self.algorithm.target_kl
         stop = lambda step: step.sums["approx_kl"] / max(step.sums["actions"], 1.0) > limit  # noqa: E731

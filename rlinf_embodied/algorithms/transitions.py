@@ -187,6 +187,12 @@ def each_update(data: Mapping[int, Columns]) -> Iterator[dict[int, Columns]]:
 
 
 def step_on(learner: Learner, batch: Mapping[int, Columns], sums: Callable[..., LossSums], *arguments: object) -> Step:
-    """Makes a step on a batch, one pass per block: sums(columns, *arguments)."""
+    """Makes a step on a batch, one pass for the blocks that are learned from together: sums(columns, *arguments)."""
     rows = {block: torch.arange(length(columns)) for block, columns in batch.items()}
-    return learner.step(rows, lambda b, r: [Pass(float(len(r)), partial(sums, batch[b], *arguments))])
+
+    def passes(rows: Mapping[int, Tensor]) -> list[Pass]:
+        first, *others = (batch[block] for block in rows)
+        joined = {name: torch.cat([column, *(part[name] for part in others)]) for name, column in first.items()}
+        return [Pass(float(length(joined)), partial(sums, joined if others else first, *arguments))]
+
+    return learner.step(rows, passes)

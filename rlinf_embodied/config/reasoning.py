@@ -303,7 +303,6 @@ class LanguageSFTConfig(LanguageAlgorithmConfig):
     beta2: float = 0.98
     weight_decay: float = 0.01
     tokens_per_microbatch: int = 4096
-    reduction: Reduction = Reduction.exact  # on accelerators as well, so that cached policies are the same
 
     def __post_init__(self) -> None:
         LanguageAlgorithmConfig.__post_init__(self)

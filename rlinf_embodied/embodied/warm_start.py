@@ -181,7 +181,7 @@ class NewPolicyStage:
 def fine_tuning_of(config: TrainConfig) -> TrainConfig:
     """Returns the SFT run that is the warm start: nothing is held out, and the last weights stay."""
     phases = {entry.name: getattr(config.warm_start, entry.name) for entry in fields(FineTuningPhases)}
-    algorithm = SFTConfig(**phases, held_out=0.0)
+    algorithm = SFTConfig(**phases, held_out=0.0, reduction=config.algorithm.reduction)
     run = replace(config.run, num_iterations=algorithm.num_epochs, until_success=None, patience=0)
     cluster = replace(config.cluster, cpu_devices=0)
     return replace(config, algorithm=algorithm, data=None, hierarchy=HierarchyConfig(), run=run, cluster=cluster)

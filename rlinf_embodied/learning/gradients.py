@@ -7,7 +7,7 @@ the next one starts, so that memory holds the activations of only one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,20 @@ class LossSums:
     statistics: Tensor  # [S], sums
 
 
+def microbatches(rows: Mapping[int, Tensor], most: int | None) -> list[dict[int, Tensor]]:
+    """Cuts row indices [R] of blocks, in order, into parts of `most` rows and a rest; None: one part. Empty ones go."""
+    parts: list[dict[int, Tensor]] = [{}]
+    room = limit = most or sum(map(len, rows.values()))
+    for block, index in rows.items():
+        while len(index):
+            if not room:
+                parts.append({})
+                room = limit
+            parts[-1][block], index = index[:room], index[room:]
+            room -= len(parts[-1][block])
+    return [part for part in parts if part]
+
+
 def loss_sums(loss: Tensor, number: int, *statistics: Tensor, reported: Tensor | None = None) -> LossSums:
     """Returns sums over a number of rows; metrics have `reported` instead of the loss, then the other statistics."""
     first = loss.detach() if reported is None else reported
@@ -45,7 +59,7 @@ class Pass:
     trains: bool = True  # false: only for its weight and statistics, without a gradient
 
 
-Passes = Callable[[int, Tensor], Sequence[Pass]]  # (block, row indices [R]) -> passes over parts of these rows
+Passes = Callable[[Mapping[int, Tensor]], Sequence[Pass]]  # row indices [R] of blocks -> passes over parts of them
 Differentiate = Callable[[Callable[[], LossSums], Sequence[nn.Parameter], Tensor | None], Tensor]
 
 

@@ -80,9 +80,13 @@ class Learner:
 
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
         """Adds a block of the next step as soon as it is available; its gradient depends only on the block."""
-        loss_passes = passes(block, rows) if len(rows) else ()
+        self._add({block: rows}, passes)
+
+    def _add(self, rows: Mapping[int, Tensor], passes: Passes) -> None:
+        present = {block: index for block, index in rows.items() if len(index)}
         parameters, number = self._optimizer.parameters, len(self.statistics)
-        self._sum.add(block, block_sums(loss_passes, parameters, number, self._differentiate))
+        sums = block_sums(passes(present) if present else (), parameters, number, self._differentiate)
+        self._sum.add(rows, sums)
 
     def step(
         self,
@@ -99,8 +103,12 @@ class Learner:
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
         """
-        for block in sorted(set(rows) - self._sum.added):  # in this order the fewest gradients are kept
-            self.add(block, rows[block], passes)
+        remaining = {block: rows[block] for block in sorted(set(rows) - self._sum.added)}  # keeps the fewest gradients
+        if self.reducer.exact:
+            for block, index in remaining.items():
+                self.add(block, index, passes)
+        elif remaining:  # in one pass: a GPU takes about as long for few rows as for many
+            self._add(remaining, passes)
         total = self._sum.total()
         self.start()
         weight, *sums = total[self._size :].tolist()

@@ -58,7 +58,7 @@ class Reducer:
         """Returns the sum over all blocks of all workers; the (small) tensors do not change."""
         total = BlockSum(self)
         for block in sorted(per_block):
-            total.add(block, per_block[block].clone())
+            total.add([block], per_block[block].clone())
         return total.total()
 
     def gather_blocks(self, per_block: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -82,16 +82,19 @@ class BlockSum:
         self._reducer = reducer
         self._known: dict[_Node, Tensor] = {}
 
-    def add(self, block: int, tensor: Tensor) -> None:
-        """Adds a block's tensor, which may be overwritten; all tensors of a sum have the same shape and dtype.
+    def add(self, blocks: Collection[int], tensor: Tensor) -> None:
+        """Adds the sum of one block, or for a fast sum of several; all tensors of a sum have the same shape and dtype.
 
+        The tensor may be overwritten.
         The order in which the halves of a node arrive does not matter, since a + b equals b + a bit for bit.
         """
-        assert block not in self.added, f"block {block} was added already"
-        self.added.add(block)
+        twice = self.added.intersection(blocks)
+        assert not twice, f"blocks {sorted(twice)} were added already"
+        self.added.update(blocks)
         if not self._reducer.exact:
             self._known[_OWN] = self._known[_OWN].add_(tensor) if self._known else tensor
             return
+        (block,) = blocks
         node, above = (block, block + 1), self._reducer.above
         while node in above and above[node][0] in self._known:
             sibling, node = above[node]

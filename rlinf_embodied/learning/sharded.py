@@ -146,7 +146,8 @@ class ShardedLearner(Learner):
         only: Collection[str] | None = None,
     ) -> Step:
         """A sharded model has one group of parameters."""
-        own_passes = [loss_pass for block, index in rows.items() if len(index) for loss_pass in passes(block, index)]
+        present = {block: index for block, index in rows.items() if len(index)}
+        own_passes = passes(present) if present else ()
         local = torch.tensor([sum(loss_pass.weight for loss_pass in own_passes), len(own_passes)], dtype=torch.float64)
         agreed = torch.stack([part[0] for part in self._group.exchange([local], [1] * self._group.size)])
         weight, rounds = float(agreed[:, 0].sum()), int(agreed[:, 1].max())  # all join the passes of the busiest worker

@@ -228,8 +228,9 @@ class ActorStage(LanguageLearner):
         lengths, predicted = rows.sequences.lengths[: rows.num_trained], rows.sequences.mask[: rows.num_trained].sum()
         return self._algorithm.epochs * self.shared.policy.update_flops(lengths.tolist(), int(predicted))
 
-    def _passes(self, block: int, index: Tensor) -> list[Pass]:
-        return self._objective.passes(block, self._rows[block], index, self.device)
+    def _passes(self, rows: Mapping[int, Tensor]) -> list[Pass]:
+        objective = self._objective
+        return [p for b, index in rows.items() for p in objective.passes(b, self._rows[b], index, self.device)]
 
     def _update(self, step_context: StepContext) -> dict[str, float]:
         algorithm = self._algorithm

@@ -77,7 +77,8 @@ class CriticStage(LearnerStage):
         algorithm, shuffle = self._algorithm, (self._config.run.seed, "value", step_context.iteration)
         sizes = {block: len(rows.sequences) for block, rows in blocks.items()}
         batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
-        fitted = fit(self._learner, batches, lambda block, index: self._passes(blocks[block], index.tolist()))
+        passes = lambda rows: [p for b, index in rows.items() for p in self._passes(blocks[b], index.tolist())]  # noqa: E731
+        fitted = fit(self._learner, batches, passes)
         predictions = {b: (r.values, r.returns, r.mask) for b, r in blocks.items()}
         explained = explained_variance(predictions, self._reducer.sum_blocks)
         metrics = {"losses/value_loss": fitted.loss, "losses/explained_variance": explained}

@@ -205,12 +205,12 @@ class FineTuningStage(LanguageLearner):
         order = permutation(self._config.run.seed, "fine-tuning", epoch, block, size=examples)
         return torch.from_numpy(order[part * size : (part + 1) * size])
 
-    def _passes(self, block: int, index: Tensor) -> list[Pass]:
-        examples = token_batch([self._examples[block][row] for row in index.tolist()])
+    def _passes(self, rows: Mapping[int, Tensor]) -> list[Pass]:
+        examples = token_batch([self._examples[block][row] for block, index in rows.items() for row in index.tolist()])
         lengths, mask, budget = examples.lengths.tolist(), examples.mask, self._settings.tokens_per_microbatch
         packs = self._policy.packs
         batches = dynamic_batches(lengths, budget, packed=True) if packs else _microbatches(lengths, budget)
-        return [Pass(float(mask[rows].sum()), partial(self._loss, examples, rows)) for rows in batches]
+        return [Pass(float(mask[part].sum()), partial(self._loss, examples, part)) for part in batches]
 
     def _loss(self, examples: TokenBatch, rows: list[int]) -> LossSums:
         batch = examples.select(rows).to(self.device)

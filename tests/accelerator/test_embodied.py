@@ -17,7 +17,19 @@ import torch
 from accelerated_runs import accelerators, clone_on_sim, executor_on_sim, overrides
 from placements import switching
 from policy_calls import rows_of_calls
-from runs import GRPO, clone, digest, executor_for, iterate, metric_rows, tiny, tiny_overrides, train, trees
+from runs import (
+    GRPO,
+    clone,
+    digest,
+    executor_for,
+    exported_weights,
+    iterate,
+    metric_rows,
+    tiny,
+    tiny_overrides,
+    train,
+    trees,
+)
 
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
@@ -73,7 +85,7 @@ def same_policy(config: TrainConfig, a: Path, b: Path) -> bool:
 # --------------------------------------------------------------------------------------------------------- warm start
 def test_cloning_on_accelerators_gives_the_policy_of_the_cpu(sim) -> None:
     before = sim.operations()
-    config = tiny()
+    config = tiny(*EXACT)
     theirs = clone_on_sim(config, devices=2)
     assert sim.operations() > before + 1000
     assert theirs != clone(config)  # the cache keeps kinds of devices apart
@@ -133,6 +145,20 @@ def test_two_iterations_give_the_weights_of_the_cpu(sim, variant: str, plan: str
     assert sim.operations() > before + 1000
     assert metrics[-1]["losses/policy_steps"] > 0
     assert digest(executor) == on_the_cpu(variant)
+
+
+@pytest.mark.parametrize("variant", ["ppo", "grpo", "flow"])
+def test_fast_sums_take_all_rows_at_once_and_give_about_the_weights_of_the_cpu(sim, variant: str) -> None:
+    fast, counts, weights = tiny("env.rows_per_call=4", *VARIANTS[variant]), [], []
+    for config in (tiny(*EXACT, *VARIANTS[variant]), fast):
+        executor = executor_on_sim(config, PLANS["collocated"][1], 1, clone(config))
+        before = sim.operations()
+        iterate(config, executor, 2)
+        counts.append(sim.operations() - before)
+        weights.append(exported_weights(executor))
+    assert counts[1] < 0.85 * counts[0]  # there are four blocks; rollouts, which count as well, are the same
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, atol=2e-4, rtol=0)
 
 
 def test_passes_in_bfloat16_are_close_to_those_in_float32(sim) -> None:

@@ -17,7 +17,7 @@ from rlinf_embodied.runtime.session import SerialSession
 
 pytestmark = pytest.mark.accelerator
 
-EXACT = "algorithm.reduction=exact"
+EXACT = ["algorithm.reduction=exact", "warm_start.reduction=exact"]
 VARIANTS = {
     "one step": ([], 1),
     "two steps and a reference": ([*TWO_STEPS, "algorithm.kl_coef=0.1"], 2),
@@ -48,7 +48,7 @@ def trained(config: MathConfig, where, devices: int) -> tuple[str, dict[str, flo
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_iterations_give_the_weights_of_the_cpu(sim, variant: str) -> None:
     more, devices = VARIANTS[variant]
-    config = tiny_math(EXACT, "generation.rows_per_batch=32", *more)  # one set: those of a call decode together there
+    config = tiny_math(*EXACT, "generation.rows_per_batch=32", *more)  # one set: those of a call decode together there
     before = sim.operations()
     weights, metrics = trained(config, accelerators, devices)
     assert sim.operations() > before + 1000

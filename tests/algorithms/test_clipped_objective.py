@@ -38,7 +38,7 @@ def drawn(size: int, shift: float) -> tuple[TrainingBlock, Evaluation]:
 
 def statistics(algorithm: PPOConfig, block: TrainingBlock, scored: Evaluation) -> dict[str, float]:
     objective = Objective(algorithm, 1.0, lambda *rows: scored, lambda *rows: block.old_log_probs, joint=False)
-    (one,) = objective.policy_passes(block, torch.arange(len(block)))
+    (one,) = objective.policy_passes({0: block}, {0: torch.arange(len(block))})
     sums = one.run()
     names = policy_statistics(algorithm)
     return {"total": float(sums.loss.detach())} | dict(zip(names, sums.statistics.tolist(), strict=True))
@@ -74,7 +74,7 @@ def test_the_unit_of_value_clip_huber_delta_and_the_loss_is_the_scale_of_returns
     ):
         scale = lambda unit=unit: torch.tensor([unit])  # noqa: E731
         objective = Objective(config, 1.0, lambda *rows: scored, lambda *rows: values, joint=False, return_scale=scale)
-        (one,) = objective.value_passes(block, torch.arange(len(block)))
+        (one,) = objective.value_passes({0: block}, {0: torch.arange(len(block))})
         found.append(float(one.run().loss))
     assert 9 * found[0] == pytest.approx(found[1], rel=1e-5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,10 +68,10 @@ def test_a_minibatch_steps_along_the_mean_of_the_policys_loss_and_the_mean_of_th
     gradients = []
     monkeypatch.setattr(learner._optimizer, "step", lambda gradient, only: gradients.append(float(gradient)) or 0.0)
 
-    def passes(number: int, index: torch.Tensor) -> list[Pass]:
-        weight = float(weights[index].sum())
+    def passes(rows: Mapping[int, torch.Tensor]) -> list[Pass]:
+        weight = float(sum(weights[index].sum() for index in rows.values()))
         own = Pass(weight, lambda: LossSums(3.0 * weight * policy.w.sum(), torch.tensor(weight), torch.zeros(2)))
-        return [own, *term.passes(number, learner.statistics)]
+        return [own, *term.passes(rows, learner.statistics)]
 
     rows = [
         {b: torch.tensor([0, 1, 2]) for b in range(3)},

@@ -98,7 +98,7 @@ def test_the_loss_carries_the_truncated_ratio_at_its_own_level(level: Level) -> 
     cap = 1.1
     algorithm = PPOConfig(ratio_level=level, tis_cap=cap)
     objective = Objective(algorithm, 1.0, lambda *rows: scored, lambda *rows: old, joint=False)
-    (one,) = objective.policy_passes(rows, torch.arange(len(rows)))
+    (one,) = objective.policy_passes({0: rows}, {0: torch.arange(len(rows))})
     expected, counts = 0.0, valid[..., None].expand(shape)
     apart = torch.where(counts, old - recorded, 0.0)
     for i, c, k in counts.nonzero().tolist():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -87,7 +88,7 @@ def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_block
     assert set(learners) == {POLICY}
     size, whole = ROWS // num_blocks, samples(batch)
     objective = Objective(config.algorithm, 1.0, policy.evaluate, policy.value, joint)
-    passes = lambda block, index: objective.policy_passes(whole, index)  # noqa: E731
+    passes = partial(objective.policy_passes, dict.fromkeys(range(num_blocks), whole))
     rows = {block: torch.arange(block * size, (block + 1) * size) for block in range(num_blocks)}
     fit(learners[POLICY], [rows] * EPOCHS, passes)
     return policy
@@ -167,7 +168,7 @@ def test_a_value_head_on_the_policys_trunk_has_its_own_rate_and_is_trained_alone
     assert learner.rates == {"main": 1e-4, VALUE_GROUP: 3e-3}
     objective = Objective(algorithm, 1.0, policy.evaluate, policy.value, joint)
     block, start = samples(batch), {name: p.detach().clone() for name, p in policy.module.named_parameters()}
-    passes = lambda _, index: objective.value_passes(block, index)  # noqa: E731
+    passes = partial(objective.value_passes, {0: block})
     learner.step({0: torch.arange(ROWS)}, passes, only=(VALUE_GROUP,))
     actor = {id(p) for p in policy.policy_parameters()}
     moved = {(id(p) in actor) for name, p in policy.module.named_parameters() if not torch.equal(p, start[name])}

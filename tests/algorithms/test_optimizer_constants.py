@@ -60,6 +60,6 @@ def test_the_noise_on_proprioception_is_that_of_the_configuration_or_the_policys
     monkeypatch.setattr(policy, "imitation_loss", lambda features, *rest: features["proprio"].std())
     for whole in (True, False):
         data = Demonstrations(shown, torch.zeros(500, 1, 2), None)
-        seen = made._sums(whole, 0, data, 0, torch.arange(500)).loss
+        seen = made._sums(whole, 0, {0: data}, {0: torch.arange(500)}).loss
         assert float(seen) == pytest.approx(std, rel=0.1)
     assert OpenVLAPolicy.proprio_jitter == 0.0  # of normalised proprioception

@@ -61,7 +61,7 @@ def drawn(advantages: Tensor | None = None, seed: int = 0) -> Batch:
 def found(config: OnPolicyConfig, batch: Batch, joint: bool) -> float:
     """Returns the mean loss that a step descends."""
     objective = Objective(config, 1.0, lambda *rows: batch.scored, lambda *rows: batch.scored.values, joint)  # pyright: ignore
-    (one,) = objective.policy_passes(batch.block, torch.arange(ROWS))
+    (one,) = objective.policy_passes({0: batch.block}, {0: torch.arange(ROWS)})
     sums = one.run()
     return float(sums.loss.detach() / sums.weight)
 
@@ -130,7 +130,7 @@ def test_grpo_of_openvla_oft(name: str, lr: float, dual: float, rows: int) -> No
     now = (old + torch.randn(old.shape, generator=generator)).flatten(0, 1)
     batch = Batch(block, Evaluation(now[block.features["order"]].requires_grad_()))
     objective = Objective(config, 1.0, lambda *rows: batch.scored, lambda *rows: now, joint=False)
-    (one,) = objective.policy_passes(block, torch.arange(len(block)))
+    (one,) = objective.policy_passes({0: block}, {0: torch.arange(len(block))})
     sums = one.run()
     rewards = success.float().numpy()
     advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
@@ -155,8 +155,8 @@ def test_ppo_of_the_37_details(monkeypatch) -> None:
     ppo = PPO.__new__(PPO)
     ppo.algorithm, ppo._blocks, ppo._iteration = replace(config, epochs=1, num_minibatches=1), {0: samples}, 0
     ppo.training = SimpleNamespace(seed=0, reducer=Reducer(SoloGroup(), (0,)))  # pyright: ignore
-    ppo.learners, ppo._objective = {POLICY: None}, SimpleNamespace(policy_passes=lambda block, rows: block)  # pyright: ignore
-    monkeypatch.setattr(update, "fit", lambda learner, batches, passes, stop: [passes(0, rows[0]) for rows in batches])
+    ppo.learners, ppo._objective = {POLICY: None}, SimpleNamespace(policy_passes=lambda blocks, rows: blocks[0])  # pyright: ignore
+    monkeypatch.setattr(update, "fit", lambda learner, batches, passes, stop: [passes(rows) for rows in batches])
     ppo.cloning = None
     (batch.block,) = ppo._policy_steps()  # pyright: ignore
     now, values, before, goals = columns_of(batch, samples)

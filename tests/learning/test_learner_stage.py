@@ -43,7 +43,7 @@ class Trained(LearnerStage):
             loss = (self.policy(rows) - self.critic(rows)).square().sum() + self.policy(rows).square().sum()
             return LossSums(loss, loss.new_tensor(4.0), loss.detach()[None])
 
-        self.learner.step({0: torch.arange(4)}, lambda block, index: [Pass(4.0, run)])
+        self.learner.step({0: torch.arange(4)}, lambda rows: [Pass(4.0, run)])
         self.shared.version += 1
 
     @property

@@ -64,7 +64,7 @@ def test_an_exact_sum_has_the_same_bits_for_every_ownership_and_order(owners, sh
         reducer = Reducer(group, owners)
         total = BlockSum(reducer)
         for block in orders[group.rank]:
-            total.add(block, blocks[block].clone())
+            total.add([block], blocks[block].clone())
         return total.total(), reducer.gather_blocks({block: blocks[block] for block in orders[group.rank]})
 
     for total, gathered in on_threads(max(owners) + 1, work):
@@ -91,7 +91,7 @@ def test_a_sum_of_blocks_that_come_one_by_one_keeps_a_logarithm_of_them(num_bloc
         for block, tensor in blocks.items():
             own = tensor.clone()
             alive.add(own)
-            total.add(block, own)
+            total.add([block], own)
             del own
             largest = max(largest, len(alive))
         assert largest <= most

@@ -160,7 +160,7 @@ def test_a_gradient_of_zero_makes_no_step(solo):
 
 def test_an_empty_minibatch_makes_no_step(solo):
     worker = Worker(Job(owners=(0,) * 4), 0, solo)
-    step = worker.learner.step({2: torch.arange(0)}, lambda block, index: [])
+    step = worker.learner.step({2: torch.arange(0)}, lambda rows: [])
     assert step == Step({"loss": 0.0, "rows": 0.0}, 0.0)
 
 

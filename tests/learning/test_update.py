@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rlinf_embodied.learning.gradients import LossSums, Pass, Passes, block_sums
+from rlinf_embodied.learning.gradients import LossSums, Pass, Passes, block_sums, microbatches
 from rlinf_embodied.learning.groups import Group, SoloGroup, ThreadGroup
 from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
 from rlinf_embodied.learning.reduce import Reducer
@@ -42,8 +43,9 @@ def passes_of(model: nn.Linear) -> Passes:
             errors, torch.tensor(float(len(rows))), torch.stack([errors.detach(), torch.tensor(float(len(rows)))])
         )
 
-    def passes(block: int, index: Tensor) -> list[Pass]:  # a block may come in parts
-        return [Pass(float(len(part)), partial(sums, columns[block][part])) for part in index.split(3)]
+    def passes(rows: Mapping[int, Tensor]) -> list[Pass]:  # a block may come in parts
+        parts = [columns[block][part] for block, index in rows.items() for part in index.split(3)]
+        return [Pass(float(len(part)), partial(sums, part)) for part in parts]
 
     return passes
 
@@ -87,6 +89,32 @@ def test_blocks_that_were_added_as_they_came_make_the_same_step(model) -> None:
             streamed.add(block, all_rows()[block], passes_of(other))
         assert streamed.step(all_rows(), passes_of(other)) == expected
     assert torch.equal(flat(model), flat(other))
+
+
+def test_fast_sums_take_the_rows_of_all_blocks_in_one_pass_and_make_about_the_same_step(model) -> None:
+    other = nn.Linear(4, 1)
+    other.load_state_dict(model.state_dict())
+    fast = learner_of(other)
+    fast.reducer.exact = False
+    calls = []
+    passes = lambda rows: calls.append(dict.fromkeys(rows)) or passes_of(other)(rows)  # noqa: E731
+    for _ in range(2):
+        expected = learner_of(model).step(all_rows(), passes_of(model))
+        found = fast.step(all_rows(), passes)
+        assert found.weight == expected.weight
+    assert calls == [dict.fromkeys(block for block, size in SIZES.items() if size)] * 2
+    fast.add(2, all_rows()[2], passes)  # as it came; the others follow in one pass
+    assert fast.step(all_rows(), passes).weight == 16
+    assert [list(call) for call in calls[2:]] == [[2], [b for b, size in SIZES.items() if size and b != 2]]
+
+
+def test_rows_of_blocks_are_cut_into_microbatches() -> None:
+    rows = {0: torch.arange(5), 1: torch.arange(0), 2: torch.arange(3)}
+    cut = lambda most: [{b: i.tolist() for b, i in part.items()} for part in microbatches(rows, most)]  # noqa: E731
+    assert cut(None) == [{0: [0, 1, 2, 3, 4], 2: [0, 1, 2]}]
+    assert cut(3) == [{0: [0, 1, 2]}, {0: [3, 4], 2: [0]}, {2: [1, 2]}]
+    assert cut(8) == cut(None)
+    assert microbatches({1: torch.arange(0)}, None) == []
 
 
 def test_what_a_failed_iteration_added_is_forgotten(model) -> None:
@@ -143,7 +171,7 @@ def test_a_gradient_of_zero_makes_no_step_and_ends_no_update(model) -> None:
     learner.step(all_rows(), passes_of(model))  # moments, which would move the weights
     before, state = flat(model), learner.export_state()
     one = Pass(2.0, lambda: LossSums(flat_sum(model) * 0.0, torch.tensor(2.0), torch.zeros(len(learner.statistics))))
-    fitted = fit(learner, [{b: torch.arange(1) for b in SIZES}] * 2, lambda block, rows: [one])
+    fitted = fit(learner, [{b: torch.arange(1) for b in SIZES}] * 2, lambda rows: [one])
     assert torch.equal(flat(model), before)
     assert all(torch.equal(tensor, state[name]) for name, tensor in learner.export_state().items())
     assert (fitted.norms, fitted.weight, fitted.stopped) == ([], 2 * 2 * len(SIZES), False)
@@ -186,7 +214,7 @@ def test_metrics_of_a_policy_have_their_own_denominators(model) -> None:
     learner.statistics = ("loss", "approx_kl", "clipped", "ratios", "entropy", "actions")
     values = torch.tensor([-3.0, 0.5, 2.0, 10.0, 8.0, 5.0])
     one = Pass(6.0, lambda: LossSums(flat_sum(model), torch.tensor(6.0), values))
-    found = policy_metrics(fit(learner, [{b: torch.arange(1) for b in SIZES}] * 2, lambda block, rows: [one]))
+    found = policy_metrics(fit(learner, [{b: torch.arange(1) for b in SIZES}] * 2, lambda rows: [one]))
     norm = found.pop("losses/grad_norm")
     assert norm == pytest.approx(5**0.5 / 6)  # of five ones in each of four blocks, over 4 x 6
     assert found == pytest.approx(

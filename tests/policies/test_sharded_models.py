@@ -45,7 +45,7 @@ def passes_of(policy: CausalLM) -> Passes:
 
         return Pass(WEIGHT, run)
 
-    return lambda block, index: [one(BATCHES[block])]
+    return lambda rows: [one(BATCHES[block]) for block in rows]
 
 
 @pytest.mark.parametrize("kind", KINDS)
