@@ -172,10 +172,15 @@ def run_episodes(
     return [(solved[row], Demonstrations.concatenate(parts)) for row, parts in enumerate(seen)]
 
 
+def speed_of(start: WarmStartConfig, number: int) -> float:
+    """Returns the speed of the expert in an episode: each speed meets each level of noise."""
+    return start.speeds[number // len(start.noise) % len(start.speeds)]
+
+
 def _expert(env: VectorEnv, start: WarmStartConfig, seed: int, numbers: Sequence[int]) -> list[Demonstrations | None]:
     """The scripted expert at a speed: noisy actions are executed, clean ones are the labels."""
     levels, rows = len(start.noise), len(numbers)
-    speeds = torch.tensor([start.speeds[number // levels % len(start.speeds)] for number in numbers])[:, None]
+    speeds = torch.tensor([speed_of(start, number) for number in numbers])[:, None]
 
     def controller(chunk_step: int, shown: Observation, labels: list[Tensor]) -> Callable[[int], Tensor]:
         def act(substep: int) -> Tensor:

@@ -19,7 +19,7 @@ from rlinf_embodied.algorithms.imitation import FineTuning, SFTConfig, sizes
 from rlinf_embodied.algorithms.on_policy import OnPolicy
 from rlinf_embodied.config import TrainConfig, WarmStartConfig
 from rlinf_embodied.data.frame_cache import FrameCache
-from rlinf_embodied.embodied.demonstrations import ROWS, RecordedChunks, demonstrator, for_demonstrations
+from rlinf_embodied.embodied.demonstrations import ROWS, RecordedChunks, demonstrator, for_demonstrations, speed_of
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.graph import ACTOR
 from rlinf_embodied.embodied.learner import LearnerConfig, PolicyLearner
@@ -97,7 +97,7 @@ class DemonstratedLearner(PolicyLearner):
     def setup(self, context: StageContext) -> None:
         super().setup(context)
         self._blocks = context.blocks
-        self._found: dict[tuple[int, bool], list[Demonstrations | RecordedChunks]] = {}
+        self._found: dict[tuple[int, bool], dict[tuple[int, int], Demonstrations | RecordedChunks]] = {}
 
     def open_sources(self, step_context: StepContext) -> int:
         """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for."""
@@ -109,7 +109,9 @@ class DemonstratedLearner(PolicyLearner):
         self._env: VectorEnv = make_env(alone, ROWS if kinds & {Kind.expert, Kind.maniskill} else 1, self.device)
         settings = (self._env, replace(self._env.spec, chunk=env.chunk), start, config.model.seed, cache)
         self._demonstrators = [demonstrator(source, *settings) for source in config.sources]
+        # a round lasts as long as its longest episode, so that those of one speed share rounds
         episodes = [(k, n, b, out) for b in self._blocks for k, n, out in config.episodes(b)]
+        episodes.sort(key=lambda episode: speed_of(start, episode[1]))
         of_source = [[e for e in episodes if e[0] == k] for k in range(len(config.sources))]
         self._rounds = [part[i : i + ROWS] for part in of_source for i in range(0, len(part), ROWS)]
         return len(self._rounds)
@@ -121,14 +123,18 @@ class DemonstratedLearner(PolicyLearner):
         batch = self._rounds[step_context.iteration]
         recorded = any(source.kind is Kind.recorded for source in self._config.sources)
         found = self._demonstrators[batch[0][0]]([number for _, number, _, _ in batch])
-        for (source, _, block, out), part in zip(batch, found, strict=True):
+        for (source, number, block, out), part in zip(batch, found, strict=True):
             if part is None:
                 continue
             part = replace(part, source=source)
             if recorded and isinstance(part, Demonstrations):  # others show neither of these
                 part = replace(part, observation=replace(part.observation, privileged=None), object_positions=None)
-            self._found.setdefault((block, out), []).append(part)
+            self._found.setdefault((block, out), {})[source, number] = part
         return {"episodes": len(batch), "used": sum(part is not None for part in found)}
+
+    def _of_block(self, block: int, held_out: bool) -> list[Demonstrations | RecordedChunks]:
+        """Returns a block's demonstrations in the order of their sources and numbers, and keeps none."""
+        return [part for _, part in sorted(self._found.pop((block, held_out), {}).items())]
 
     def _collected(self, of_each: bool) -> dict[int, Chunks]:
         """Closes the simulator and returns the demonstrations of blocks that have some.
@@ -137,7 +143,7 @@ class DemonstratedLearner(PolicyLearner):
             SimulatorError: there are none, or with `of_each` none of a block.
         """
         self._env.close()
-        blocks = {block: self._found.pop((block, False), []) for block in self._blocks}
+        blocks = {block: self._of_block(block, held_out=False) for block in self._blocks}
         found = sizes(self._made.training.reducer, blocks).values()
         if (min(found) if of_each else sum(found)) == 0:
             kinds = ", ".join(source.path or source.kind for source in self._config.sources)
@@ -180,7 +186,7 @@ class FineTuningLearner(DemonstratedLearner):
             DataError: none is left that could be held out.
         """
         config, self._data = self._config, self._collected(of_each=True)
-        out = {block: self._found.pop((block, True), []) for block in self._blocks}
+        out = {block: self._of_block(block, held_out=True) for block in self._blocks}
         self._held_out = {block: join(parts) if parts else None for block, parts in out.items()}
         wanted = any(apart for block in range(NUM_DATA_BLOCKS) for *_, apart in config.episodes(block))
         if wanted and not sum(sizes(self._made.training.reducer, out).values()):

@@ -53,7 +53,7 @@ def collected(config: TrainConfig) -> tuple[FineTuningLearner, dict[str, int]]:
 
 def shown(stage: FineTuningLearner) -> list[Demonstrations]:
     """Returns all demonstrations, block by block."""
-    return [part for block in range(NUM_DATA_BLOCKS) for part in stage._found[block, False]]
+    return [part for block in range(NUM_DATA_BLOCKS) for _, part in sorted(stage._found[block, False].items())]
 
 
 def expert(observation_proprio: Tensor) -> Tensor:
