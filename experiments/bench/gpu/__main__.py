@@ -5,6 +5,8 @@ python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=physics,same,.
     physics   physx_cuda env: steps/s over N rows, and whether a row that ends freezes
     same      two iterations of PPO on the toy env, whose physics is that of the CPU: largest difference of any weight
               between CPU and CUDA, and the ratio at the start on both
+    small     seconds of an update of the small VLA in PPO on the toy env: on a core, and on CUDA with a pass per block
+              (algorithm.reduction=exact) and with one pass for all blocks (the default there)
     language  three iterations of GRPO on a small language model: largest difference of any weight between CPU and CUDA,
               between FSDP2 (one process, nccl) and none, log-probs of generation against training's, in float32 and
               with adapters on bfloat16 weights; tokens/s of PPO with 0.15 billion parameters and as many of a critic
@@ -39,10 +41,18 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.workflow import training_workflow as language_workflow
+from rlinf_embodied.telemetry.trace import busy_seconds
 
 TOY = """env=point_reach plan=collocated env.num_envs=32 policy.options.hidden_size=32 policy.options.num_layers=1
     policy.options.num_heads=2 policy.options.stem_width=16 policy.options.keypoints=4
     algorithm.critic_warmup_iterations=0 algorithm.target_kl=null"""
+UPDATES = """env=point_reach plan=collocated algorithm=ppo_finetune algorithm.critic_warmup_iterations=0
+    algorithm.target_kl=null algorithm.ratio_tolerance=1e-2"""
+SMALL = {
+    "a core": ("cpu",),
+    "a pass per block": ("cuda", "algorithm.reduction=exact"),
+    "one pass": ("cuda",),
+}
 # sums that 200 steps of fine-tuning make solvable now and then
 SHORT = """data.level=sum1-2-9 plan=collocated warm_start.steps=200 warm_start.num_examples=2048
     generation.max_new_tokens=24 policy.context_length=48"""
@@ -106,6 +116,21 @@ def same(config: TrainConfig) -> dict[str, object]:
     return compared(here, there) | {"cpu_initial_log_ratio": here_ratio, "cuda_initial_log_ratio": there_ratio}
 
 
+def small(config: TrainConfig) -> dict[str, object]:
+    return {name: update_seconds(*on) for name, on in SMALL.items()}
+
+
+def update_seconds(kind: str, overrides: str = "", count: int = 4) -> list[float]:
+    """Returns the learner's seconds in each of some iterations of PPO, from a new policy; the first warms up."""
+    config = compose_train([*f"{UPDATES} {overrides}".split()])
+    with tempfile.TemporaryDirectory() as folder:
+        policy = load_target(config.policy._target_)(config.policy, make_env(config.env, 1, "cpu").spec, 0)
+        save_policy(cast(Policy, policy), Path(folder), config.env, config.policy)
+        with in_this_process(training_workflow(config, folder), config.plan.variants, kind) as executor:
+            results = [busy_seconds(result.spans) for result, _ in iterations(job_of(config), executor, count)]
+    return [sum(seconds for (_, stage), seconds in busy.items() if stage == "actor") for busy in results]
+
+
 def compared(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> dict[str, object]:
     """Returns the largest difference between two sets of weights, and where it is."""
     differences = {name: float((here[name] - there[name]).abs().max()) for name in here if here[name].numel()}
@@ -153,6 +178,7 @@ def language_on(kind: str) -> dict[str, object]:
 CHECKS = {
     "physics": physics,
     "same": same,
+    "small": small,
     "language": lambda config: language_on("cuda"),
     "rollout": lambda config: rollouts(published(), "cuda:0"),
     "lora": lambda config: training(published(), "cuda:0"),
