@@ -87,7 +87,8 @@ def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path:
     assert_moved_alike(executor, expected, before)
     checkpoint = tmp_path / "step_000002"
     resumed = executor_for(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
-    iterate(config, resumed, 1, ReasoningJob(config).load(resumed, checkpoint))
+    ReasoningJob(config).load(resumed, checkpoint)
+    iterate(config, resumed, 1, saved_progress(checkpoint))
     iterate(plain, expected, 1, going_on)
     assert_moved_alike(resumed, expected, before)
 
