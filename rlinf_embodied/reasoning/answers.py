@@ -24,7 +24,7 @@ from fractions import Fraction
 
 LONGEST = 256  # characters of a final answer
 _LONGEST_LITERAL = 40  # characters of a number that math-verify may compare
-_FAR = Fraction(1, 10**5)  # math-verify, which rounds decimals to six places, tells numbers this far apart
+_FAR = Fraction(1, 10**5)  # numbers this far apart differ for math-verify, which rounds decimals to six places
 _MOST_POWERS = 4  # power signs in a formula
 _INTEGER = re.compile(r"-?[0-9]+")
 _ASSIGNMENT = re.compile(r"^[A-Za-z]\s*=\s*")

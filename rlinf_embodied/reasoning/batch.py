@@ -103,7 +103,7 @@ class Rewards:
 class LogProbs:
     """Log-probs of a block's completions under given weights."""
 
-    log_probs: Tensor | None  # float32 [K x G, R]; None: the learner computes them
+    log_probs: Tensor | None  # float32 [B, R]; None: the learner computes them
     version: int
 
 

@@ -146,7 +146,7 @@ class AnswerStage(LanguageStage):
     def setup(self, context: StageContext) -> None:
         super().setup(context)
         self._sets = problem_sets(self._config, self._stage_config.folder)
-        reward = replace(self._config.reward, format_reward=0.0, overlong_tokens=0)  # only the answer counts
+        reward = replace(self._config.reward, format_reward=0.0, overlong_tokens=0)  # scores answers only
         verifiers = {n: Verifier(PromptTemplate.of(s.config.data), reward) for n, s in self._sets.items()}
         self._verifiers = verifiers | {SAMPLED: verifiers[GREEDY]}  # shared, since each may start a process
         self._calls = ToolCalls.of(self._config.tool)

@@ -245,7 +245,7 @@ class ExactEngine:
 
     def _completes_stop(self, rows: Tensor, stop: list[str]) -> Tensor:
         """Returns whether the last token of each row completes a stop string, bool [n]."""
-        # the first tokens of a text may decode to other bytes than behind earlier ones, up to a character's four
+        # a window that begins within a character decodes differently there: up to four bytes
         num_bytes = max(len(text.encode()) for text in stop) + 4
         tokens, lengths = self._rows.tokens, self._rows.lengths[rows].tolist()
         endings = [self._ending(tokens[row, :n], num_bytes) for row, n in zip(rows, lengths, strict=True)]
