@@ -125,7 +125,7 @@ def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
     listed = "; ".join(f"{key} is {ours!r} here and {before!r} there" for key, before, ours in different[:_MAX_LISTED])
     more = f"; {len(different) - _MAX_LISTED} more differ" if len(different) > _MAX_LISTED else ""
     raise ConfigError(
-        f"{listed}{more} (in {checkpoint}), but a run keeps the settings that it began with: use these values, or "
+        f"{listed}{more} (in {checkpoint}), but a run keeps the settings that it began with: use the values there, or "
         f"begin a new run in another run.dir (warm_start.checkpoint={checkpoint} begins with this checkpoint's weights)"
     )
 
