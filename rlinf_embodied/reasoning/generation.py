@@ -39,8 +39,6 @@ from rlinf_embodied.reasoning.batch import GenerationBlock
 from rlinf_embodied.reasoning.engine import EngineStats, Generated
 from rlinf_embodied.telemetry.progress import report_progress
 
-_LISTS = ("numbers", "prompts")  # of `_Rows`; the other fields are tensors
-
 
 @dataclass(slots=True)
 class _Rows:
@@ -75,11 +73,11 @@ class _Rows:
 
     def extended(self, kept: list[int], new: _Rows) -> _Rows:
         """Returns the rows `kept` of these, followed by new ones."""
-        columns: dict[str, Any] = {}
-        for name in (field.name for field in fields(self)):
-            old, added = getattr(self, name), getattr(new, name)
-            columns[name] = [*map(old.__getitem__, kept), *added] if name in _LISTS else torch.cat([old[kept], added])
-        return _Rows(**columns)
+
+        def joined(old: Any, added: Any) -> Any:
+            return torch.cat([old[kept], added]) if isinstance(old, Tensor) else [*(old[row] for row in kept), *added]
+
+        return _Rows(*(joined(getattr(self, field.name), getattr(new, field.name)) for field in fields(self)))
 
     def sequence(self, row: int) -> tuple[int, ...]:
         """Returns the prompt and the tokens sampled so far."""
