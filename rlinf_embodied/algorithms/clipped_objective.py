@@ -75,7 +75,7 @@ class OnPolicyConfig(AlgorithmConfig):
     max_grad_norm: float = 0.5
     entropy_coef: float = 0.0  # of the entropy of an action, the sum over its choices: losses/entropy
     sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
-    rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
+    rows_per_microbatch: int | None = None  # chunks of a pass; None: of a block, on accelerators of a minibatch
     ratio_tolerance: float | None = None  # of |log ratio| before the first step; None: 1e-5 on CPUs in float32
     tis_cap: float | None = None  # truncated importance sampling: largest pi_training / pi_rollout; None: no correction
     target_kl: float | None = 0.05  # per action at every level; policy epochs end when a minibatch exceeds it

@@ -166,7 +166,7 @@ class SFTConfig(FineTuningPhases, AlgorithmConfig):
 
     warmup: float = 0.1  # share of a phase's steps in which the learning rate rises
     held_out: float = 0.1  # share of the episodes that are not trained on; their loss is reported
-    rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
+    rows_per_microbatch: int | None = None  # chunks of a pass; None: of a block, on accelerators of a minibatch
     sharding: Sharding = Sharding.none  # of the policy while it trains
 
     def __post_init__(self) -> None:
