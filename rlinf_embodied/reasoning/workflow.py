@@ -27,7 +27,7 @@ from rlinf_embodied.config import MathConfig, Precision, ReasoningName, Sharding
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.reasoning.actor_stage import actor_inputs
-from rlinf_embodied.reasoning.batch import GenerationReport, in_order
+from rlinf_embodied.reasoning.batch import EngineLoad, GenerationReport, ScoredGroup, in_order
 from rlinf_embodied.reasoning.graph import reasoning_graph
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Position
@@ -99,43 +99,52 @@ def run_iteration(
         return replace(context, iteration=context.iteration + 1, message=Position(used))
 
     result = executor.run(StepContext(iteration, message=start), Follow(following, config.run.num_iterations))
-    source = "episodes" if "episodes" in executor.workflow.stages else "generation"
-    generated, groups = result.all_of(source, GenerationReport), in_order(result.all_of("reward", list))
-    completions, lengths = sum(r.completions for r in generated), [n for r in generated for n in r.lengths]
-    metrics = {
-        "rollout/accuracy": sum(sum(group.correct) for group in groups) / completions,
-        "rollout/reward": sum(group.reward for group in groups) / completions,
-        "rollout/formatted": sum(group.formatted for group in groups) / completions,
-        "rollout/uniform_groups": sum(group.zero_variance for group in groups) / len(groups),
-        "rollout/length": sum(lengths) / completions,
-        "rollout/longest": float(max(lengths)),
-        "rollout/truncated": sum(report.truncated for report in generated) / completions,
-        "rollout/tokens": float(sum(lengths)),
-        "rollout/completions": float(completions),
-        "rollout/rounds": float(num_rounds(result)),
-    }
-    metrics |= {f"charts/length_p{q}": float(np.percentile(lengths, q)) for q in (50, 90, 99)}
-    turns = sum(report.turns for report in generated)
-    if source == "episodes" or turns > completions:
+    stages = executor.workflow.stages
+    is_loop = "episodes" in stages
+    reports = result.all_of("episodes" if is_loop else "generation", GenerationReport)
+    groups = in_order(result.all_of("reward", list))
+    metrics = _rollout_metrics(reports, groups) | {"rollout/rounds": float(num_rounds(result))}
+    metrics |= _engine_metrics([report.load for report in reports if report.load is not None and report.load.rows])
+    turns, completions = sum(report.turns for report in reports), metrics["rollout/completions"]
+    if is_loop or turns > completions:
         metrics["rollout/turns"] = turns / completions
-    loads = [r.load for r in generated if r.load is not None and r.load.rows]
-    if loads:
-        seconds, waiting_s, tail_s, rows = (
-            sum(getattr(load, name) for load in loads) for name in ("seconds", "waiting_s", "tail_s", "rows")
-        )
-        metrics |= {"charts/rows_waiting": waiting_s / seconds, "charts/queue_s": waiting_s / rows}
-        metrics["charts/tail_share"] = tail_s / seconds
     if config.episodes.carried:
-        metrics["rollout/stale_tokens"] = sum(report.stale for report in generated) / sum(lengths)
-    for name in groups[0].named:
-        metrics[f"reward/{name}"] = sum(group.named[name] for group in groups) / completions
+        metrics["rollout/stale_tokens"] = sum(report.stale for report in reports) / metrics["rollout/tokens"]
     if any(edge.changes for edge in executor.workflow.weight_edges):
         installs = result.all_of("generation.install_weights", tuple)
         sent, whole = (sum(report[part] for report in installs) for part in (0, 1))
         metrics |= {"charts/weights_sent_mb": sent / 1e6, "charts/weights_sent_share": sent / whole}
     if executor.plan.staleness:
         metrics["rollout/staleness"] = float(result.staleness)
-    if "critic" in executor.workflow.stages:
+    if "critic" in stages:
         metrics |= result.all_of("critic", dict)[0]
     metrics |= next(report for report in reversed(result.all_of("actor", dict)) if report)
     return result, metrics
+
+
+def _rollout_metrics(reports: Sequence[GenerationReport], groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    completions, lengths = sum(r.completions for r in reports), [length for r in reports for length in r.lengths]
+    return {
+        "rollout/accuracy": sum(sum(group.correct) for group in groups) / completions,
+        "rollout/reward": sum(group.reward for group in groups) / completions,
+        "rollout/formatted": sum(group.formatted for group in groups) / completions,
+        "rollout/uniform_groups": sum(group.zero_variance for group in groups) / len(groups),
+        "rollout/length": sum(lengths) / completions,
+        "rollout/longest": float(max(lengths)),
+        "rollout/truncated": sum(report.truncated for report in reports) / completions,
+        "rollout/tokens": float(sum(lengths)),
+        "rollout/completions": float(completions),
+        **{f"charts/length_p{q}": float(np.percentile(lengths, q)) for q in (50, 90, 99)},
+        **{f"reward/{name}": sum(group.named[name] for group in groups) / completions for name in groups[0].named},
+    }
+
+
+def _engine_metrics(loads: Sequence[EngineLoad]) -> dict[str, float]:
+    if not loads:
+        return {}
+    seconds, waiting_s = sum(load.seconds for load in loads), sum(load.waiting_s for load in loads)
+    return {
+        "charts/rows_waiting": waiting_s / seconds,
+        "charts/queue_s": waiting_s / sum(load.rows for load in loads),
+        "charts/tail_share": sum(load.tail_s for load in loads) / seconds,
+    }
