@@ -233,7 +233,7 @@ class FineTuning(_Imitating):
                 self.learners[name] = Learner(parameters, settings, ("loss",), training.reducer)
 
     def zero_loss(self) -> Tensor:
-        return self._sums(True, 0, next(iter(self._data.values())), 0, torch.tensor([0])).loss * 0.0
+        return self._sums(True, 0, self._data, {next(iter(self._data)): torch.tensor([0])}).loss * 0.0
 
     def measure(self, data: Mapping[int, Chunks]) -> None:
         """Sets the policy's mean and standard deviation of proprioception and privileged state from demonstrations.
