@@ -11,6 +11,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+from PIL import Image
 from torch import Tensor
 
 from rlinf_embodied.config import RunConfig
@@ -119,6 +120,7 @@ def _gif(path: Path) -> bytes:
     images, stream = frames[::stride], io.BytesIO()
     for image in images:
         image.thumbnail((_SIDE, _SIDE))
+    images = [image.quantize(method=Image.Quantize.FASTOCTREE) for image in images]  # the default takes 20 times as long
     milliseconds = round(1000 * stride / float(rate or 20))
     images[0].save(stream, "GIF", save_all=True, append_images=images[1:], duration=milliseconds, loop=0)
     return stream.getvalue()
