@@ -192,7 +192,8 @@ def step_on(learner: Learner, batch: Mapping[int, Columns], sums: Callable[..., 
 
     def passes(rows: Mapping[int, Tensor]) -> list[Pass]:
         first, *others = (batch[block] for block in rows)
-        joined = {name: torch.cat([column, *(part[name] for part in others)]) for name, column in first.items()}
-        return [Pass(float(length(joined)), partial(sums, joined if others else first, *arguments))]
+        if others:
+            first = {name: torch.cat([column, *(part[name] for part in others)]) for name, column in first.items()}
+        return [Pass(float(length(first)), partial(sums, first, *arguments))]
 
     return learner.step(rows, passes)
