@@ -77,13 +77,14 @@ class RecordedChunks(Chunks):
 
 
 def for_demonstrations(env: EnvConfig, slowest: float = 1.0) -> EnvConfig:
-    """Returns the env section for whole episodes, one per row, whose chunks are executed to their end.
+    """Returns the env section for whole episodes, one per row; a chunk has the actions between two policy calls.
 
     Nothing is perturbed: RL is to cope with a world that demonstrations did not show.  The slower the slowest expert
     is, the longer may an episode be.
     """
-    horizon = env.horizon if slowest == 1 else math.ceil(env.horizon / slowest / env.chunk) * env.chunk
-    env = replace(env, perturb=PerturbConfig(), rtc=PrefixSchedule.off, horizon=horizon)
+    executed = env.executed
+    horizon = env.horizon if slowest == 1 else math.ceil(env.horizon / slowest / executed) * executed
+    env = replace(env, perturb=PerturbConfig(), rtc=PrefixSchedule.off, horizon=horizon, chunk=executed)
     return replace(env, auto_reset=False, carry_over=False, hold_steps=0, execute_steps=0, chunks_per_rollout=0)
 
 
@@ -94,8 +95,8 @@ def demonstrator(
 
     Args:
         source: where they come from.
-        env: `for_demonstrations`, of ROWS rows, or of one for a recorded dataset.  The expert is asked chunk by chunk;
-            with files a chunk of this env has one action, and a chunk of the policy's starts at every env step.
+        env: `for_demonstrations`, of ROWS rows, or of one for a recorded dataset.  A chunk of the policy's starts where
+            one of this env does: at every policy call of an expert's episode, and at every env step of a file's.
         spec: what the policy acts in.
         start: how an expert acts.
         seed: of the expert's episodes.
@@ -106,7 +107,7 @@ def demonstrator(
         ConfigError: the run's instruction is none of a dataset's tasks.
     """
     if source.kind is Kind.expert:
-        return partial(_expert, env, start, seed)
+        return partial(_expert, env, spec.chunk, start, seed)
     if source.kind is Kind.maniskill:
         episodes = read_recording(Path(source.path), source.named).episodes
         _require_size(source, "actions", episodes[0].actions.shape[1], spec.action_dim, "env.options.robot")
@@ -177,7 +178,9 @@ def speed_of(start: WarmStartConfig, number: int) -> float:
     return start.speeds[number // len(start.noise) % len(start.speeds)]
 
 
-def _expert(env: VectorEnv, start: WarmStartConfig, seed: int, numbers: Sequence[int]) -> list[Demonstrations | None]:
+def _expert(
+    env: VectorEnv, chunk: int, start: WarmStartConfig, seed: int, numbers: Sequence[int]
+) -> list[Demonstrations | None]:
     """The scripted expert at a speed: noisy actions are executed, clean ones are the labels."""
     levels, rows = len(start.noise), len(numbers)
     speeds = torch.tensor([speed_of(start, number) for number in numbers])[:, None]
@@ -202,7 +205,9 @@ def _expert(env: VectorEnv, start: WarmStartConfig, seed: int, numbers: Sequence
 
     seeds = [int(reset_seed(seed, -1, number)) for number in numbers]
     found = run_episodes(env, env.reset(seeds, list(range(rows))), controller, rows)
-    return [part if solved else None for solved, part in found]
+    executed = env.spec.chunk
+    whole = lambda part: part if chunk == executed else _overlapping(part, len(part) * executed, chunk)  # noqa: E731
+    return [whole(part) if solved else None for solved, part in found]
 
 
 def _replay(
@@ -225,11 +230,12 @@ def _replay(
 
     found = run_episodes(env, observation, act, len(episodes), [-(-length // chunk) * chunk for length in lengths])
     parts = zip(found, lengths, strict=True)
-    return [_every_step(part, length, chunk) if solved else None for (solved, part), length in parts]
+    return [_overlapping(part, length, chunk) if solved else None for (solved, part), length in parts]
 
 
-def _every_step(steps: Demonstrations, length: int, chunk: int) -> Demonstrations:
-    """Returns the first steps of an episode in chunks of one action as chunks that start at every step."""
-    wanted = torch.arange(length)[:, None] + torch.arange(chunk)
-    actions = steps.actions[:, 0][wanted.clamp(max=length - 1)]
-    return replace(steps.rows(range(length)), actions=actions, is_pad=wanted >= length)
+def _overlapping(parts: Demonstrations, length: int, chunk: int) -> Demonstrations:
+    """Returns the first env steps of an episode as longer chunks that start where those of `parts` do."""
+    actions, starts = parts.actions.flatten(0, 1), torch.arange(0, length, parts.actions.shape[1])
+    wanted = starts[:, None] + torch.arange(chunk)
+    part = parts.rows(range(len(starts)))
+    return replace(part, actions=actions[wanted.clamp(max=length - 1)], is_pad=wanted >= length)

@@ -107,7 +107,8 @@ class DemonstratedLearner(PolicyLearner):
         cache = FrameCache(start.cache_gb * 1e9, start.decoders)
         alone = env if Kind.expert in kinds else replace(env, chunk=1)
         self._env: VectorEnv = make_env(alone, ROWS if kinds & {Kind.expert, Kind.maniskill} else 1, self.device)
-        settings = (self._env, replace(self._env.spec, chunk=env.chunk), start, config.model.seed, cache)
+        spec = replace(self._env.spec, chunk=config.model.env.chunk)
+        settings = (self._env, spec, start, config.model.seed, cache)
         self._demonstrators = [demonstrator(source, *settings) for source in config.sources]
         # a round lasts as long as its longest episode, so that those of one speed share rounds
         episodes = [(k, n, b, out) for b in self._blocks for k, n, out in config.episodes(b)]

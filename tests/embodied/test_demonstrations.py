@@ -71,6 +71,23 @@ def test_labels_are_the_clean_actions_while_noisy_ones_were_executed() -> None:
     assert largest_surprise(noisy) > 0.02
 
 
+def test_chunks_of_an_expert_start_at_every_policy_call() -> None:
+    """With chunks of 4 actions of which 2 are executed they overlap: the policy is called where it saw an example."""
+    overlapping = shown(collected(tiny("env.execute_steps=2", "env.chunks_per_rollout=6"))[0])
+    single = shown(collected(tiny("env.chunk=2", "env.chunks_per_rollout=6"))[0])
+    assert sum(map(len, overlapping)) == sum(map(len, single)) > 0
+    masked = 0
+    for part, pairs in zip(overlapping, single, strict=True):
+        assert torch.equal(part.observation.proprio, pairs.observation.proprio)
+        assert torch.equal(part.actions[:, :2], pairs.actions)
+        inside = ~part.is_pad[:, 2:].any(1)
+        later = pairs.actions.roll(-1, 0)
+        assert torch.equal(part.actions[inside, 2:], later[inside])
+        assert not part.is_pad[:, :2].any()
+        masked += int((~inside).sum())
+    assert masked == 32  # the last chunk of every episode, whose last two actions lie beyond its end
+
+
 def largest_surprise(data: list[Demonstrations]) -> float:
     """How far any chunk ended from where its labels lead."""
     worst = 0.0
