@@ -27,10 +27,7 @@ from rlinf_embodied.reporting.seeds import seeds_of
 from rlinf_embodied.telemetry.metrics import Rate
 from rlinf_embodied.telemetry.paired import PairedRate
 
-TRAINING = (
-    *("policy=flow_vla", "env.chunk=10", "env.execute_steps=5", "run.num_iterations=0"),
-    *("warm_start.epochs=14", "warm_start.head_epochs=76"),  # an episode has half as many chunks of 10 actions as of 5
-)
+TRAINING = ("policy=flow_vla", "env.chunk=10", "env.execute_steps=5", "run.num_iterations=0")
 ALONE = ("cluster=serial", "eval.record_video=false")
 RTC = {"off": "plain chunks", "linear": "real-time chunking"}
 Place = tuple[str, str, int]  # a task, a kind of delay, env steps

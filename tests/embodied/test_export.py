@@ -68,7 +68,7 @@ def test_actions_of_an_episode_lead_from_each_frame_to_the_next_until_it_has_sta
 
 def test_a_checkpoint_acts_chunk_by_chunk_as_in_training_and_failures_are_written_on_demand(tmp_path: Path) -> None:
     section = ["env.execute_steps=3"]  # of chunks of four
-    folder = clone(tiny(*section))
+    folder = clone(tiny(*section, "warm_start.head_epochs=4"))  # with all epochs no episode fails
     run = [f"checkpoint={folder}", "policy=checkpoint", *section]
     config = asked(tmp_path / "all", *run, "successes_only=false")
     every = export_dataset(config, silent)
