@@ -102,7 +102,7 @@ class TrainingBlock:
     @staticmethod
     def concatenate(blocks: Sequence[TrainingBlock]) -> TrainingBlock:
         """Returns the samples of all blocks, in order."""
-        return blocks[0] if len(blocks) == 1 else _each(torch.cat, *blocks)
+        return blocks[0] if len(blocks) == 1 else _each(lambda parts: torch.cat([*parts]), *blocks)
 
 
 _COLUMNS = tuple(column.name for column in fields(TrainingBlock))  # torch.compile does not know `fields`
