@@ -28,7 +28,8 @@ pytestmark = pytest.mark.accelerator
 # in its turn, 23.3 MB for both
 ROOM = 19_500_000
 CONFIG = tiny_math(
-    *("algorithm.reduction=exact", "policy.hidden_size=128", "policy.intermediate_size=512", "policy.num_layers=2"),
+    *("algorithm.reduction=exact", "warm_start.reduction=exact"),
+    *("policy.hidden_size=128", "policy.intermediate_size=512", "policy.num_layers=2"),
     *("warm_start.steps=10", "algorithm.tokens_per_microbatch=64", *PPO, "algorithm.critic_warmup_iterations=0"),
 )
 
