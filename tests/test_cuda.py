@@ -1,4 +1,4 @@
-"""Trainings on a CUDA device: weights close to those of the CPU, resume, precision, and every family of policies.
+"""Trainings on a CUDA device: weights close to those of the CPU, resume, precision, and toy folders of published VLAs.
 
 On a GPU sums have another order than on a CPU, so results are compared with a tolerance.  Each comparison is printed
 (`pytest -m gpu -rP`).
