@@ -10,7 +10,7 @@ import numpy as np
 _MOST_GEOMS = 1000
 _CELLS = 24  # along the longest side of a mesh: vertices in one cell become one
 _FEW_FACES = 300  # meshes with fewer are not changed
-_HEAVY = ("mesh_", "tex_", "hfield_", "skin_", "names", "text_", "paths")  # parts of a model that no reset changes
+_HEAVY = ("mesh_", "bvh_", "tex_", "hfield_", "skin_", "names", "text_", "paths")  # parts that no reset changes
 _NOT_STATE = ("model", "data", "mujoco_renderer", "_np_random", "_np_random_seed")
 
 

@@ -45,8 +45,10 @@ class Rows:
             scenes: list[Any] = [self._scenes[row][1] for row in rows]
             return {"kind": "actions", "actions": np.stack([scene.expert() for scene in scenes])}
         if question["kind"] == "reset":
-            for row, start in zip(rows, question["starts"], strict=True):
-                self._scene_for(row, start[0]).begin(Start(*start))
+            starts = {row: Start(*start) for row, start in zip(rows, question["starts"], strict=True)}
+            self._find_scenes({row: start.task for row, start in starts.items()})
+            for row, start in starts.items():
+                self._scenes[row][1].begin(start)
         else:
             for row, action in zip(rows, self.adapter.actions(question["actions"]), strict=True):
                 self._scenes[row][1].step(action)
@@ -73,18 +75,19 @@ class Rows:
             self._renderers[task] = scene.open_renderer()
         return scene.image(self._renderers[task], camera, size)
 
-    def _scene_for(self, row: int, task: int) -> Scene:
-        """Returns the row's scene: the one it has, a spare one, or a new one."""
-        if row in self._scenes and self._scenes[row][0] != task:
-            self._spare.append(self._scenes.pop(row))
-        if row not in self._scenes:
-            spare = next((spare for spare in self._spare if spare[0] == task), None)
+    def _find_scenes(self, tasks: dict[int, int]) -> None:
+        """Gives each row a scene of its task: the one it has, a spare one or another row's, or a new one."""
+        others = [row for row, task in tasks.items() if row not in self._scenes or self._scenes[row][0] != task]
+        self._spare += [self._scenes.pop(row) for row in others if row in self._scenes]
+        for row in others:
+            spare = next((spare for spare in self._spare if spare[0] == tasks[row]), None)
             if spare is not None:
                 self._spare.remove(spare)
-            else:
-                self._drop(len(self._spare) - self.adapter.options.spare_scenes)
-            self._scenes[row] = spare or (task, self.adapter.scene(task))
-        return self._scenes[row][1]
+                self._scenes[row] = spare
+        self._drop(len(self._spare) - self.adapter.options.spare_scenes)
+        for row in others:
+            if row not in self._scenes:
+                self._scenes[row] = (tasks[row], self.adapter.scene(tasks[row]))
 
     def _drop(self, number: int) -> None:
         """Closes the oldest spare scenes, and renderers that no scene needs."""
