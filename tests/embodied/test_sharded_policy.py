@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 import torch
-from runs import clone, executor_for, exported_weights, iterate, tiny, trees
+from recordings import point_episodes, write_recording
+from runs import SFT, clone, executor_for, exported_weights, iterate, tiny, trees
 
 from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
+from rlinf_embodied.embodied.sources import sources_of
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 pytestmark = pytest.mark.usefixtures("no_group_stays")
@@ -44,6 +51,35 @@ def test_two_workers_hold_halves_and_train_as_one(ray_session) -> None:
     (digest,) = set(executor.call("actor", "weights_digest", StepContext(0)))  # both views are equal
     assert digest
     assert_moved_alike(executor, expected, before, 1e-3)
+
+
+class BesideABusierWorker(SoloGroup):
+    """A group of one that reports the passes of a worker with two more of them, which adds nothing to the sums."""
+
+    def exchange(self, tensors: Sequence[torch.Tensor], counts: Sequence[int]) -> list[list[torch.Tensor]]:
+        ((weight_and_passes,),) = super().exchange(tensors, counts)
+        return [[weight_and_passes + torch.tensor([0.0, 2.0])]]
+
+
+def test_fine_tuning_joins_passes_for_which_it_has_no_rows_and_makes_the_same_steps(tmp_path: Path) -> None:
+    recording = write_recording(tmp_path / "demos.h5", point_episodes(tiny().env, 4))
+    own = ["algorithm.epochs=1", "algorithm.head_epochs=0", "run.num_iterations=1", "algorithm.held_out=0"]
+    config = tiny(*SFT, *own, "warm_start.from_scratch=true", f"data={recording}", *SHARDED)
+    start = str(clone(config))
+
+    def trained(group: SoloGroup) -> tuple[object, str]:
+        stage = FineTuningLearner(fine_tuning_stage(config, sources_of(config), start))
+        stage.setup(solo_context(range(4)))
+        for number in range(stage.open_sources(StepContext(0))):
+            stage.collect(StepContext(number))
+        stage.prepare(StepContext(0))
+        stage._made.learners["whole_optimizer"]._group = group  # pyright: ignore[reportAttributeAccessIssue]
+        before = stage.weights_digest(StepContext(0))
+        metrics = stage.run(StepContext(0), {block: [] for block in range(4)})
+        assert stage.weights_digest(StepContext(0)) != before
+        return metrics.report, stage.weights_digest(StepContext(0))
+
+    assert trained(BesideABusierWorker()) == trained(SoloGroup())
 
 
 @pytest.mark.slow
