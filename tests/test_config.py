@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from rlinf_embodied.algorithms.grpo import GRPOConfig
+from rlinf_embodied.algorithms.imitation import SFTConfig
+from rlinf_embodied.algorithms.ppo import PPOConfig
 from rlinf_embodied.compose import (
     CONFIG_DIR,
     choices,
@@ -44,6 +46,7 @@ def test_every_choice_composes(group, name):
 def test_an_iteration_of_fine_tuning_is_an_epoch_of_the_files_given():
     config = compose_train(["algorithm=sft", "data=a b.h5,runs/it's"])
     assert config.files == ["a b.h5", "runs/it's"]
+    assert isinstance(config.algorithm, SFTConfig)
     assert config.run.num_iterations == config.algorithm.num_epochs == 45
 
 
@@ -108,6 +111,7 @@ def test_overrides_reach_every_section_with_their_types():
     assert config.env.options["backend"] == "stock"
     assert config.env.cameras == ["base_camera"]
     assert config.env.options["crash"] == 0.5
+    assert isinstance(config.algorithm, PPOConfig)
     assert config.algorithm.target_kl is None
     assert config.warm_start.checkpoint == "a/b-c_1.2"
     assert config.resume == "runs/x/checkpoints/step_000010"
@@ -182,6 +186,10 @@ BAD_INPUT = [
     (TRANSITIONS, "algorithm=iql", "data is None|learns from recorded transitions|give data="),
     (TRANSITIONS, "algorithm=dagger data=x algorithm.expert_steps=0", "data is 'x'|learns from what it gathers"),
     (TRANSITIONS, "algorithm=rlpd data=x", "algorithm.expert_steps is 4000|holds the demonstrations|use 0"),
+    (
+        *(VLA, "algorithm=recap data=x"),
+        "data is 'x'|RECAP learns from what it gathers|set algorithm.expert_steps|warm_start.checkpoint=<run",
+    ),
     (VLA, "algorithm=recap env.cameras=[]", "env.cameras is []|a text in the prompt|use policy=tiny_vla"),
     (VLA, "algorithm=recap algorithm.capacity=2001", "algorithm.capacity is 2001|steps of all|use 2000"),
     (VLA, "algorithm=recap algorithm.warmup_steps=64", "algorithm.warmup_steps is 64|of every row has ended|use 400"),

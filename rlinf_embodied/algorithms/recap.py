@@ -69,8 +69,10 @@ class RecapConfig(HgDaggerConfig):
         return (*ReplayConfig.all_columns(self, config), *privileged)
 
     def check(self, config: TrainConfig) -> None:
-        env, rule = config.env, "RECAP learns from what it gathers"
-        require(not config.files, "data", config.data, rule, "leave it out")
+        env, rule = config.env, "RECAP learns from what it gathers, because returns need whole episodes"
+        action = "leave it out; for demonstrations set algorithm.expert_steps, or fine-tune on data with algorithm=sft"
+        action += " and start from that with warm_start.checkpoint=<run.dir>/checkpoints/latest"
+        require(not config.files, "data", config.data, rule, action)
         rule, action = "a label is a text in the prompt, and policies on a state read none", "name a camera"
         require(bool(env.cameras), "env.cameras", list(env.cameras), rule, f"{action}, and use policy=tiny_vla")
         rule = "returns are of whole episodes"
