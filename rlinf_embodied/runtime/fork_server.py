@@ -5,7 +5,8 @@
 
 If the server is gone, or has other environment variables than the worker needs (for a GPU, or several threads), the
 worker starts as usual in Ray.  This file imports the standard library only, since Ray runs it once per worker.  The
-server must not import Ray, which reads a worker's variables when it is imported.
+server must not import Ray, which reads a worker's variables when it is imported.  A forked process that cannot import
+it then tells the driver through a pipe: Ray would keep starting others, without a message.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import socket
 import struct
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
@@ -34,7 +36,9 @@ _REQUEST_S, _REQUEST_BYTES = 5.0, 1 << 18
 _BASE = ("torch", "google.protobuf.message", "jsonschema", "msgpack", "psutil", "yaml")  # the others are Ray's
 _STREAMS = 3
 _CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="  # arguments for setup_worker.py itself
-_RUNNING: list[int] = []  # the pipe that keeps this process's server alive; the server ends when it is closed
+_FAILURE = 2000  # characters of a failure, so that a pipe takes it as a whole
+# ends of pipes: the server lives as long as the first is open; the second has the failures of its workers
+_RUNNING: list[int] = []
 
 
 def start(modules: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -51,7 +55,9 @@ def start(modules: Sequence[str], variables: Mapping[str, str]) -> None:
         variables = {**os.environ, **variables}
         os.environ[VARIABLE] = f"{listener.getsockname().hex()} {_digest(variables)}"
         lifeline, held = os.pipe()
-        passed = (listener.fileno(), lifeline)
+        failures, written = os.pipe()
+        os.set_blocking(failures, False)
+        passed = (listener.fileno(), lifeline, written)
         subprocess.Popen(
             [sys.executable, __file__, *map(str, passed), *_BASE, *modules],
             env=variables,
@@ -59,13 +65,21 @@ def start(modules: Sequence[str], variables: Mapping[str, str]) -> None:
             stdin=subprocess.DEVNULL,
         )
     os.close(lifeline)
+    os.close(written)
     for old in _RUNNING:
         os.close(old)
-    _RUNNING[:] = [held]
+    _RUNNING[:] = [held, failures]
+
+
+def failure() -> str:
+    """Returns why forked processes ended before they became workers, since the last call; "" if none did."""
+    with suppress(BlockingIOError):  # nothing was written
+        return os.read(_RUNNING[1], _REQUEST_BYTES).decode(errors="replace").partition("\n")[0] if _RUNNING else ""
+    return ""
 
 
 # --------------------------------------------------------------------------------------------------------- the server
-def _serve(listener: socket.socket, lifeline: int, modules: Sequence[str]) -> None:
+def _serve(listener: socket.socket, lifeline: int, failures: int, modules: Sequence[str]) -> None:
     """Serves requests until the driver is gone; in a forked worker it returns when the worker is done."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the driver's terminal
     for name in modules:
@@ -86,7 +100,20 @@ def _serve(listener: socket.socket, lifeline: int, modules: Sequence[str]) -> No
     listener.close()
     os.close(lifeline)
     sys.argv, sys.path[0] = command, os.path.dirname(command[0])
+    try:
+        importlib.import_module("ray")  # the first import of Ray's program
+    except Exception as error:
+        os.write(failures, _described(error).encode())
+        raise
+    os.close(failures)
     runpy.run_path(command[0], run_name="__main__")
+
+
+def _described(error: Exception) -> str:
+    """Returns one line with an error and the line that raised it."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"pid {os.getpid()}, cannot import ray: {type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
+    return " ".join(text.split())[:_FAILURE] + "\n"
 
 
 def _take(connection: socket.socket) -> list[str]:
@@ -150,7 +177,8 @@ def _digest(variables: Mapping[str, str]) -> str:
 
 def _main(words: Sequence[str]) -> None:
     if words[0].isdigit():
-        return _serve(socket.socket(fileno=int(words[0])), int(words[1]), words[2:])
+        listener, lifeline, failures = map(int, words[:3])
+        return _serve(socket.socket(fileno=listener), lifeline, failures, words[3:])
     if not _has_forked(words):
         packages = cast(ModuleSpec, importlib.util.find_spec("ray")).submodule_search_locations or []
         runpy.run_path(os.path.join(packages[0], "_private/workers/setup_worker.py"), run_name="__main__")

@@ -19,21 +19,32 @@ from typing import Any, cast
 import psutil
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RaySystemError,
+    RayTaskError,
+)
 
 from rlinf_embodied.errors import HangError, LostWorkerError, PeerError, RlinfError, StaleCallError, WorkerError
+from rlinf_embodied.runtime import fork_server
 from rlinf_embodied.runtime.diagnosis import History, Pending, Watched, diagnose
 from rlinf_embodied.runtime.ray_cluster import here, on_node
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.worker_state import Status
 
 GROUP = "health"  # of the workers' actors
+START = "start"  # a worker's first call
 _TICK_S = 1.0  # between two checks of the workers while the driver waits
 _FIRST_S = 5.0  # a shorter wait needs no monitor: the calls of lost workers raise
 _ANSWER_S = 0.3  # within which a worker answers a health check
 _EVIDENCE_S = 3.0  # within which the cause of an error is reported, after its first consequence ...
 _SETTLE_S = 0.3  # ... and a worker's end, after an error that may be a consequence of it
 _FIRST_ANSWER_S = 15.0  # within which the monitor starts and reports which worker waits for which
+_LINES = 4  # of a traceback: a place or two, and the error
 _ABANDON_S = 20.0  # within which a worker acknowledges that an attempt is abandoned
 
 _LOG = logging.getLogger(__name__)
@@ -128,8 +139,18 @@ class Health:
             self._look()
             if self._failed:
                 raise self._cause(waiting)
+            self._require_starts()
             if self._monitor is not None or time.monotonic() - start > _FIRST_S:
                 self._require_progress(waiting)
+
+    def _require_starts(self) -> None:
+        """Raises a WorkerError if a process that was forked for a worker could not become one."""
+        reason = fork_server.failure()
+        starting = sorted({call.worker for call in self._waiting.values() if call.call == START})
+        if reason and starting:
+            who = f"worker{'s' * (len(starting) > 1)} {', '.join(map(str, starting))}"
+            action = "correct that module, the installation or PYTHONPATH, then give the same command again"
+            raise WorkerError(f"{who} cannot start ({reason}): {action}", tuple(starting))
 
     def forget(self) -> None:
         """Drops all calls, since their work starts again."""
@@ -275,6 +296,9 @@ def translated(error: BaseException, worker: int, call: str, actors: Mapping[int
         return LostWorkerError(f"{who}: {first_line(error)}", (of,))
     if isinstance(error, RayActorError):
         return LostWorkerError(f"{who}: cannot be reached ({first_line(error)})", (worker,))
+    if isinstance(error, RaySystemError) and error.traceback_str:  # such as an import of a plug-in
+        lines = "\n".join(error.traceback_str.rstrip().splitlines()[-_LINES:])
+        return WorkerError(f"{who}: what was sent to it cannot be unpickled there:\n{lines}", (worker,))
     if isinstance(error, RayError):  # an object was lost with the worker that held it
         return PeerError(f"{who}: an input of it is lost ({first_line(error)})")
     return WorkerError(f"{who}: {type(error).__name__}: {error}", (worker,))

@@ -29,7 +29,7 @@ from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import LostNodeError, LostWorkerError
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.diagnosis import History, Watched
-from rlinf_embodied.runtime.health import Health, first_line
+from rlinf_embodied.runtime.health import START, Health, first_line
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
 from rlinf_embodied.runtime.ray_cluster import here, is_up, lost_nodes, on_node, start_ray, task_variables
 from rlinf_embodied.runtime.ray_worker import Members, launch, to_wire, unpack_result
@@ -77,7 +77,7 @@ class RaySession:
             self._actors[spec.worker] = launch(spec)
             self._health.workers[spec.worker] = Watched(spec.worker)
             started = self._actors[spec.worker].start.remote(spec, os.getcwd())
-            self._health.note(started, spec.worker, "start")
+            self._health.note(started, spec.worker, START)
             self._starts[started] = spec.worker
             if spec.node is not None:
                 self._nodes[spec.worker] = spec.node
@@ -123,7 +123,7 @@ class RaySession:
             raise LostNodeError(f"the nodes {', '.join(gone_nodes.values())} are gone, with workers {gone}", gone)
         self._starts = {ref: worker for ref, worker in self._starts.items() if worker not in lost}
         for ref, worker in self._starts.items():
-            self._health.note(ref, worker, "start")
+            self._health.note(ref, worker, START)
         self.start([self._specs[worker] for worker in sorted(lost)])
 
     def _end(self, worker: int) -> None:

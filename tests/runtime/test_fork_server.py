@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.runtime import fork_server
+from rlinf_embodied.runtime.diagnosis import History
+from rlinf_embodied.runtime.health import START, Health
 
 WORKERS = """
 import json, os, signal, sys
@@ -73,3 +77,30 @@ def test_another_user_can_have_nothing_run(tmp_path: Path, monkeypatch) -> None:
         while made and not trace.exists():
             time.sleep(0.05)
         assert trace.exists() is made
+
+
+def test_a_process_that_cannot_import_ray_ends_the_wait_for_workers(tmp_path: Path, monkeypatch) -> None:
+    """Ray starts another one every minute, and has the traceback in one of its logs only."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray/__init__.py").write_text("\nimport no_such_library\n")
+    monkeypatch.setenv("RLINF_FORK_SERVER", "")  # put back afterwards
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    health = Health({}, "here", History())
+    for worker in (1, 0):
+        health.note(object(), worker, START)
+    monkeypatch.setattr(fork_server, "_BASE", ())  # torch takes seconds
+    fork_server.start([], {})
+    health._require_starts()  # nothing has failed yet
+    assert fork_server._has_forked([str(tmp_path / "worker.py")])
+
+    def wait() -> None:
+        for _ in range(600):
+            health._require_starts()
+            time.sleep(0.1)
+
+    place = re.escape(f"({tmp_path}/ray/__init__.py, line 2)")
+    reason = rf"pid \d+, cannot import ray: ModuleNotFoundError: No module named 'no_such_library' {place}"
+    with pytest.raises(WorkerError, match=rf"^workers 0, 1 cannot start \({reason}\): correct that module") as caught:
+        wait()
+    assert caught.value.workers == (0, 1)
+    assert fork_server.failure() == ""

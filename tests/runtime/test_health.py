@@ -6,17 +6,20 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 import ray
+from ray.exceptions import RaySystemError
 from troubled import build, run
 
 from rlinf_embodied.cluster.hardware import EMULATED
-from rlinf_embodied.errors import StaleCallError
+from rlinf_embodied.errors import StaleCallError, WorkerError
 from rlinf_embodied.runtime.diagnosis import History
-from rlinf_embodied.runtime.health import Health
+from rlinf_embodied.runtime.health import Health, translated
 from rlinf_embodied.runtime.host import StageContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.session import SerialSession
@@ -84,6 +87,23 @@ def test_members_without_torch_exchange_by_messages_and_a_wait_ends_when_it_is_g
         groups[0].exchange([1.0], [1, 1])  # pyright: ignore[reportArgumentType]
     with pytest.raises(StaleCallError):
         groups[0].exchange([1.0], [1, 1])  # pyright: ignore[reportArgumentType]
+
+
+def test_a_module_that_only_a_worker_cannot_import_is_named_with_its_line(tmp_path: Path) -> None:
+    """Ray wraps the failure to unpickle a call's arguments, which is no input that was lost with another worker."""
+    plug_in = tmp_path / "plug_in.py"
+    plug_in.write_text("\n\nimport no_such_library\n")
+    try:
+        exec(compile(plug_in.read_text(), str(plug_in), "exec"))
+    except ImportError as error:
+        wrapped = RaySystemError(error, traceback.format_exc())
+    told = translated(wrapped, 2, "env.setup", {})
+    assert type(told) is WorkerError
+    assert told.workers == (2,)
+    first, *lines = str(told).splitlines()
+    assert first == "worker 2, in env.setup: what was sent to it cannot be unpickled there:"
+    assert f'  File "{plug_in}", line 3, in <module>' in lines
+    assert lines[-1] == "ModuleNotFoundError: No module named 'no_such_library'"
 
 
 def test_a_context_belongs_to_its_host() -> None:
