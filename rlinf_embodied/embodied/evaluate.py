@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig
+from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig, RecoveryConfig
 from rlinf_embodied.embodied.detectors import seeds_of_training
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, file_name, held_out, policy_stage
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
@@ -30,6 +30,7 @@ from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.paired import PairedRate, paired_mean
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.telemetry.tables import text_table
+from rlinf_embodied.training.recovery import Recovery
 from rlinf_embodied.workflow.graph import StageSpec
 
 _SB3 = PolicyConfig(_target_="policies.sb3.StableBaselinesPolicy", name="sb3", critic=Critic.observation)
@@ -119,17 +120,23 @@ def _evaluate(config: EvaluateConfig, where: Path) -> tuple[EvaluationResult, di
         view = LiveView(1)
         used = seeds_of_training(Path(config.checkpoint)) if config.checkpoint else {}
         table = folder.path / "episodes.csv"
-        evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress, seen=used, table=table)
-        result = evaluation.run(0)
+
+        def evaluated() -> tuple[EvaluationResult, str]:
+            evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress, seen=used, table=table)
+            return evaluation.run(0), evaluation.env_spec.backend
+
+        recovery = Recovery(session, RecoveryConfig(), view.note)
+        result, backend = recovery.repeat("evaluation", evaluated, session.clear)
         unsolved = [episode.seed for episode in result.episodes if not episode.metrics.get("success_once", 1.0)]
         if config.film_failures and (chosen := tuple(unsolved[: config.eval.num_videos])):
             again = replace(asked, only=chosen, videos=str(folder.videos))
             again = replace(again, eval=replace(asked.eval, film_seeds=list(chosen), sampled_episodes=0))
-            films = Evaluation(again, replace(stage, name="film_policy"), session, cluster).run(0).episodes
-            named = {film.seed: film.video for film in films}
+            filming = lambda: Evaluation(again, replace(stage, name="film_policy"), session, cluster).run(0)  # noqa: E731
+            films = recovery.repeat("films of failures", filming, session.clear)
+            named = {film.seed: film.video for film in films.episodes}
             shown = tuple(replace(one, video=named.get(one.seed, "")) for one in result.episodes)
             replace(result, episodes=shown).write_table(table, 0)
-        _write(folder, config, result, evaluation.env_spec.backend)
+        _write(folder, config, result, backend)
     _print(config, result)
     filmed = f", videos in {folder.videos}" if any(folder.videos.glob("*/*.mp4")) else ""
     print(f"written to {folder.path / 'eval_info.json'}{filmed}")

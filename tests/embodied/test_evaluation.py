@@ -11,6 +11,7 @@ import av
 import numpy as np
 import pytest
 from runs import clone, cluster, tiny, train
+from training_faults import lost, once
 
 from envs.episodes import EpisodeEnv
 from rlinf_embodied.compose import compose_evaluate
@@ -58,6 +59,14 @@ def test_every_seed_is_evaluated_once_whatever_the_number_of_rows(tmp_path, epis
     assert seeds(info) == list(range(9000, 9000 + episodes))
     assert info["num_episodes"] == episodes
     assert all(episode["episode_len"] == 12 for episode in info["episodes"])  # whole ones, also when solved
+
+
+def test_an_evaluation_begins_again_after_a_lost_worker(tmp_path, monkeypatch) -> None:
+    few = ["policy=random", *ENV, "eval.num_episodes=2", "eval.num_envs=2"]
+    expected = evaluate(tmp_path / "undisturbed", *few)
+    calls = once(monkeypatch, Evaluation, "run", 0, lost())
+    assert evaluate(tmp_path / "disturbed", *few)["episodes"] == expected["episodes"]
+    assert len(calls) == 2
 
 
 def test_late_chunks_are_evaluated_alike_whatever_the_number_of_rows(tmp_path) -> None:
