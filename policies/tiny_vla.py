@@ -13,24 +13,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from policies.checkpoint_folder import seeded
-from policies.critic import Standardise, ValueHead
+from policies.checkpoint_folder import KeptInFolder, seeded
+from policies.critic import Criticised, Standardise, ValueHead
+from policies.lerobot_processors import read_normalisers, write_normalisers
 from policies.tokenizer import WordTokenizer
 from policies.transformer import Transformer
-from policies.vision import IMAGES, MAPS, Pool, Stem, VisionPolicy, of_cameras, require_seen
+from policies.vision import IMAGES, MAPS, Pool, Stem, image_features, of_cameras, require_seen
 from rlinf_embodied.algorithms.log_probs import mean_near_mode, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require, require_numbers
-from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.data.normalisation import Normalisation
+from rlinf_embodied.data.recorded import ACTION, STATE
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
-from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record, mean_of_rows, token_spec
+from rlinf_embodied.interfaces.policies import (
+    Evaluation,
+    Features,
+    ImitationPolicy,
+    PolicyOutput,
+    Record,
+    mean_of_rows,
+    token_spec,
+)
 
 _REACH = 2  # the greedy action is the mean over so many bins on both sides of the mode (docs/results/recipe.md)
 
@@ -97,11 +109,16 @@ class TinyVLANet(nn.Module):
         return self.transformer(sequence)[:, -self.queries.shape[0] :]
 
 
-class TinyVLA(VisionPolicy):
-    """The policy behind the `Policy` protocol; a frozen stem gives "maps.<name>" of each camera."""
+class TinyVLA(KeptInFolder, Criticised, ImitationPolicy):
+    """The policy behind the `Policy` protocol.
+
+    Features: "proprio" [B, P], normalised, "tokens" int64 [B, L], and "maps.<name>" of each camera from a frozen stem,
+    or else the raw "images.<name>".  Without a normalisation, actions lie in [-1, 1].
+    """
 
     _net = TinyVLANet
     options_type: ClassVar[type[TinyVLAOptions]] = TinyVLAOptions
+    normalisation: Mapping[str, Normalisation] = {}
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
@@ -119,9 +136,25 @@ class TinyVLA(VisionPolicy):
         self.module: TinyVLANet = net.eval()
 
     # ------------------------------------------------------------------------------------------------------ inference
-    def _seen(self, images: Features) -> Features:
+    def encode(self, observation: Observation) -> Features:
+        """Returns the features that RL caches: those of a frozen stem, else the images."""
+        return self.encode_frozen(observation) if self.options.freeze_stem else self.encode_trainable(observation)
+
+    @torch.no_grad()
+    def encode_frozen(self, observation: Observation) -> Features:
+        """Returns features with the stem's maps, through which it gets no gradient."""
+        images = image_features(observation)
         names = [name.replace(IMAGES, MAPS, 1) for name in images]
-        return dict(zip(names, self.module.stem(of_cameras(images)), strict=True))
+        maps = dict(zip(names, self.module.stem(of_cameras(images)), strict=True))
+        return maps | self._without_images(observation)
+
+    def encode_trainable(self, observation: Observation) -> Features:
+        """Returns features with the images, so that the stem is trained with the rest."""
+        return image_features(observation) | self._without_images(observation)
+
+    def _without_images(self, observation: Observation) -> Features:
+        tokens = self._tokenizer(observation.instruction).to(observation.proprio.device)
+        return {"proprio": self.network_state(observation.proprio), "tokens": tokens}
 
     def pooled(self, features: Features) -> Tensor:
         """Returns pooled vision before it is standardised, float32 [B, K * D]."""
@@ -154,6 +187,62 @@ class TinyVLA(VisionPolicy):
     ) -> Evaluation:
         logits = self._logits(self._hidden(features))
         return Evaluation(*log_probs_and_entropy(logits, record["tokens"], temperature, entropy_gradient))
+
+    # ---------------------------------------------------------------------------------------------------------- units
+    def normalise_by(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Sets the normalisation from a dataset's statistics, as policy.normalise_* require.
+
+        Raises:
+            ConfigError: a feature has no statistics, or of another size.
+            DataError: the statistics lack what a mode needs.
+        """
+        config, sizes = self.config, _sizes(self.env)
+        self.normalisation = {}
+        for name, path, mode in (
+            (STATE, "policy.normalise_state", config.normalise_state),
+            (ACTION, "policy.normalise_actions", config.normalise_actions),
+        ):
+            if mode is None:
+                continue
+            require(name in statistics, path, mode.name, f"the data has no {name}", "use a LeRobot or RLDS dataset")
+            normalisation = Normalisation(name, mode, statistics[name])
+            rule = f"the data's {name} has {normalisation.size} dimensions, and the env's {sizes[name]}"
+            require(normalisation.size in (None, sizes[name]), path, mode.name, rule, "use data of this robot")
+            self.normalisation = {**self.normalisation, name: normalisation}
+
+    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
+        if name != "proprio" or STATE not in self.normalisation:  # which is normalised already
+            super().set_statistics(name, mean, std)
+
+    def network_state(self, proprio: Tensor) -> Tensor:
+        """Returns the network's input for the state vectors [B, F * D] of F env steps."""
+        normalisation = self.normalisation.get(STATE)
+        if normalisation is None:
+            return proprio
+        return normalisation.forward(proprio.unflatten(1, (self.env.history, -1))).flatten(1)
+
+    def network_actions(self, actions: Tensor) -> Tensor:
+        """Returns the network's targets for actions [B, C, A]."""
+        normalisation = self.normalisation.get(ACTION)
+        return actions if normalisation is None else normalisation.forward(actions)
+
+    def robot_actions(self, actions: Tensor) -> Tensor:
+        """Returns the robot's actions for network outputs [B, C, A]."""
+        normalisation = self.normalisation.get(ACTION)
+        return actions if normalisation is None else normalisation.inverse(actions)
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        if self.normalisation:
+            write_normalisers(folder, self.normalisation, _sizes(self.env))
+
+    @classmethod
+    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> Self:
+        policy = super().from_folder(folder, env, config)
+        state, action = policy.config.normalise_state, policy.config.normalise_actions
+        if state or action:
+            policy.normalisation = read_normalisers(folder, {STATE: state, ACTION: action})
+        return policy
 
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
@@ -198,3 +287,8 @@ class TinyVLA(VisionPolicy):
         place = (actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)
         distance = place[..., None] - torch.arange(self.options.num_bins, device=actions.device)
         return F.softmax(-2.0 * distance.square(), dim=-1)
+
+
+def _sizes(env: EnvSpec) -> dict[str, int]:
+    """Returns the dimensions of the data's state and actions."""
+    return {STATE: env.proprio_dim // env.history, ACTION: env.action_dim}

@@ -9,8 +9,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.errors import CheckpointError
 
+_KEY = "policy.options.unnorm_key"
 OFT_EPSILON = 1e-8  # added to the width of a range by OFT, not by OpenVLA
 
 
@@ -76,16 +78,9 @@ def range_of(
         ConfigError: `unnorm_key` is unknown, has another number of dimensions, or is missing with several data sets.
         CheckpointError: the data set has no such statistics, or their lengths are unequal.
     """
-    names = ", ".join(sorted(statistics)) or "none"
-    if unnorm_key is None and len(statistics) != 1:
-        raise ConfigError(
-            f"policy.options.unnorm_key is not given, but the checkpoint has statistics of {names}: choose one"
-        )
-    key = next(iter(statistics)) if unnorm_key is None else unnorm_key
-    if key not in statistics:
-        raise ConfigError(
-            f"policy.options.unnorm_key is {key!r}, but the checkpoint has statistics of {names}: use one of these"
-        )
+    key = next(iter(statistics)) if unnorm_key is None and len(statistics) == 1 else unnorm_key or ""
+    rule = f"the checkpoint has statistics of {', '.join(sorted(statistics)) or 'none'}"
+    require(key in statistics, _KEY, unnorm_key, rule, "use one of these")
     values = cast("Mapping[str, Mapping[str, ArrayLike]]", statistics[key]).get(section, {})
     if "q01" not in values or "q99" not in values:
         raise CheckpointError(
@@ -99,9 +94,6 @@ def range_of(
             f"the statistics of {key!r} have {section}.q01, q99 and mask of the shapes {low.shape}, {high.shape} and "
             f"{mask.shape}, but they must be equal: copy dataset_statistics.json again"
         )
-    if dim not in (None, len(low)):
-        raise ConfigError(
-            f"policy.options.unnorm_key is {unnorm_key!r}, whose {section} statistics have {len(low)} dimensions, but "
-            f"{dim} are needed: use that of a data set of this robot"
-        )
+    rule = f"the data set's {section} statistics have {len(low)} dimensions, and {dim} are needed"
+    require(dim in (None, len(low)), _KEY, unnorm_key, rule, "use that of a data set of this robot")
     return Range(low, high, mask)

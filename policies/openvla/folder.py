@@ -59,10 +59,8 @@ def read_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpo
     """
     files = weight_files(folder)
     config = config_of(read_json(folder / CONFIG, WHOLE), str(folder / CONFIG))
-    network, tensors = empty_network(config), {}
-    for file in files:
-        tensors |= read_tensors(file)
-    load_weights(network, tensors, folder, dtype)
+    network = empty_network(config)
+    load_weights(network, {name: t for file in files for name, t in read_tensors(file).items()}, folder, dtype)
     network.renew_buffers()
     path = folder / STATISTICS
     return Checkpoint(folder, config, read_json(path, WHOLE) if path.is_file() else config.statistics, network)
@@ -114,30 +112,32 @@ def _length(tensors: Mapping[str, Tensor], name: str, otherwise: int, axis: int 
 
 # ---------------------------------------------------------------------------------------------------------------- write
 def write_checkpoint(
-    checkpoint: Checkpoint, folder: Path, model: OpenVLAOFT | None = None, shard_bytes: int = _SHARD_BYTES
+    checkpoint: Checkpoint,
+    folder: Path,
+    model: OpenVLAOFT | None = None,
+    *,
+    weights: bool = True,
+    shard_bytes: int = _SHARD_BYTES,
 ) -> None:
-    """Writes a checkpoint with the current weights in the published layout, without adapters.
+    """Writes a checkpoint in the published layout, with or without its current `weights`, without adapters.
 
     Existing weights in the folder are replaced.  OFT's parts of `model` become side files.  A weight file exceeds
     `shard_bytes` only if a single tensor does.
     """
-    write_described(checkpoint, folder)
-    for stale in [*folder.glob("model*.safetensors"), *folder.glob("*--*_checkpoint.pt"), folder / INDEX]:
-        stale.unlink(missing_ok=True)  # it may be a link to a file of another folder
-    weights = plain_weights(checkpoint.network)
-    save_torch_state_dict(weights, folder, max_shard_size=shard_bytes, metadata={"format": "pt"})
-    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    write_json(folder / CONFIG, {**checkpoint.config.raw, "torch_dtype": dtype})
-    for part, attribute in (("action_head", "l1_head"), ("proprio_projector", "proprio_projector")):
-        if (module := getattr(model, attribute, None)) is not None:
-            tensors = {_PARALLEL + name: tensor for name, tensor in plain_weights(module).items()}
-            torch.save(tensors, folder / f"{part}--0_checkpoint.pt")
-
-
-def write_described(checkpoint: Checkpoint, folder: Path) -> None:
-    """Writes a checkpoint without its weights."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in checkpoint.files.items():
         (folder / name).write_bytes(content)
     write_json(folder / CONFIG, checkpoint.config.raw)
     write_json(folder / STATISTICS, checkpoint.statistics)
+    if not weights:
+        return
+    for stale in [*folder.glob("model*.safetensors"), *folder.glob("*--*_checkpoint.pt"), folder / INDEX]:
+        stale.unlink(missing_ok=True)  # it may be a link to a file of another folder
+    state = plain_weights(checkpoint.network)
+    save_torch_state_dict(state, folder, max_shard_size=shard_bytes, metadata={"format": "pt"})
+    dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
+    write_json(folder / CONFIG, {**checkpoint.config.raw, "torch_dtype": dtype})
+    for part, attribute in (("action_head", "l1_head"), ("proprio_projector", "proprio_projector")):
+        if (module := getattr(model, attribute, None)) is not None:
+            tensors = {_PARALLEL + name: tensor for name, tensor in plain_weights(module).items()}
+            torch.save(tensors, folder / f"{part}--0_checkpoint.pt")

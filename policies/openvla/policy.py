@@ -27,7 +27,7 @@ from policies.language_folder import read_tokenizer
 from policies.openvla.actions import OFT_EPSILON, ActionTokens, range_of
 from policies.openvla.config import Decoding, Gripper, Head, OpenVLAOptions
 from policies.openvla.decoding import TokenDistribution, decode, predicting_states
-from policies.openvla.folder import Checkpoint, read_checkpoint, with_oft, write_checkpoint, write_described
+from policies.openvla.folder import Checkpoint, read_checkpoint, with_oft, write_checkpoint
 from policies.openvla.images import read_processor
 from policies.openvla.prompt import TokenRows, prompt_for, rows_of
 from policies.published_folder import BeginsWithFolder
@@ -230,10 +230,7 @@ class OpenVLAPolicy(BeginsWithFolder):
 
     # ---------------------------------------------------------------------------------------------------------- files
     def _write(self, folder: Path, weights: bool) -> None:
-        if weights:
-            write_checkpoint(self.checkpoint, folder, self.module.model)
-        else:
-            write_described(self.checkpoint, folder)
+        write_checkpoint(self.checkpoint, folder, self.module.model, weights=weights)
 
 
 def _chunk_value_head(dim: int, hidden_size: int, chunk: int) -> nn.Sequential:

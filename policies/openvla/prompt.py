@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 
 BOS_TOKEN, STOP_TOKEN, EMPTY_TOKEN = 1, 2, 29871
@@ -42,11 +43,8 @@ def rows_of(prompts: Sequence[Sequence[int]], pad_token_id: int, width: int | No
     for ids in ended:
         if ids[0] != BOS_TOKEN:
             raise ConfigError(f"a prompt begins with token {ids[0]}, but it must begin with BOS ({BOS_TOKEN}): add it")
-        if len(ids) > length:
-            raise ConfigError(
-                f"policy.options.prompt_length is {length}, but a prompt has {len(ids)} tokens: use at least as many, "
-                "or a shorter instruction"
-            )
+        rule, action = f"a prompt has {len(ids)} tokens", "use at least as many, or a shorter instruction"
+        require(len(ids) <= length, "policy.options.prompt_length", length, rule, action)
     padded = [[BOS_TOKEN, *[pad_token_id] * (length - len(ids)), *ids[1:]] for ids in ended]
     present = [[True, *[False] * (length - len(ids)), *[True] * (len(ids) - 1)] for ids in ended]
     return TokenRows(torch.tensor(padded), torch.tensor(present))

@@ -27,7 +27,7 @@ _TEXT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 _GEMMA = {"gemma_300m": (1024, 18, 4096, 8, 1, 256), "gemma_2b": (2048, 18, 16384, 8, 1, 256)}  # see TowerSizes
 _SIGLIP = dict(zip(_VISION, (1152, 4304, 27, 16, 14), strict=True))
 _PALIGEMMA_VOCABULARY = 257_152
-_SMOLVLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
+SMOLVLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
 _SMOLVLM = {  # the used fields of its config.json
     "scale_factor": 4,
     "text_config": dict(zip(_TEXT, (960, 2560, 32, 15, 5), strict=True))
@@ -179,7 +179,7 @@ def _pi(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig:
 
 def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig:
     path = backbone / CONFIG
-    if not path.is_file() and (name := raw["vlm_model_name"]) != _SMOLVLM_NAME:
+    if not path.is_file() and (name := raw["vlm_model_name"]) != SMOLVLM_NAME:
         raise CheckpointError(
             f"{CONFIG}: vlm_model_name is {name!r}, whose sizes are not known: copy its {CONFIG} to {backbone}"
         )

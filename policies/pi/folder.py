@@ -59,9 +59,7 @@ def read_checkpoint(folder: Path, backbone: Path | None = None, dtype: torch.dty
     config = read_config(folder / CONFIG, backbone_folder)
     processors = read_processors(folder, config)
     tokenizer = PaddedTokenizer(backbone_folder, processors.max_length, processors.longest)
-    tensors: dict[str, Tensor] = {}
-    for file in weight_files(folder):
-        tensors |= read_tensors(file)
+    tensors = {name: tensor for file in weight_files(folder) for name, tensor in read_tensors(file).items()}
     with torch.device("meta"):
         network = new_network(config, tokenizer.image_tokens if config.image_tokens else None)
     hint = f"; sizes other than those of the published backbone belong to {BACKBONE}/"
@@ -95,19 +93,16 @@ def _renamed(tensors: Mapping[str, Tensor], config: PiConfig) -> dict[str, Tenso
     return renamed
 
 
-def write_described(checkpoint: Checkpoint, folder: Path) -> None:
-    """Writes a checkpoint without its weights."""
+def write_checkpoint(checkpoint: Checkpoint, folder: Path, *, weights: bool = True) -> None:
+    """Writes a checkpoint in LeRobot's layout, with or without its current `weights`, without adapters."""
     (folder / BACKBONE).mkdir(parents=True, exist_ok=True)
     for name, content in checkpoint.backbone.items():
         (folder / BACKBONE / name).write_bytes(content)
     write_json(folder / CONFIG, checkpoint.config.raw)
     write_processors(folder, checkpoint.config, checkpoint.processors)
-
-
-def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
-    """Writes a checkpoint with the current weights in LeRobot's layout, without adapters."""
-    write_described(checkpoint, folder)
+    if not weights:
+        return
     for stale in folder.glob("model*.safetensors*"):
         stale.unlink()  # it may be a link to a file of another folder
-    weights = {_PREFIX + name: tensor for name, tensor in plain_weights(checkpoint.network).items()}
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    state = {_PREFIX + name: tensor for name, tensor in plain_weights(checkpoint.network).items()}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})

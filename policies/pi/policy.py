@@ -24,20 +24,18 @@ from policies.checkpoint_folder import OPTIONS, dtype_of, read_json, seeded
 from policies.critic import Standardise, ValueHead
 from policies.flow import ActsByFlow, Expert, NoiseHead, StepNoise, pending_features
 from policies.pi.config import ACTION, STATE, WHOLE, Family, PiOptions
-from policies.pi.folder import Checkpoint, read_checkpoint, write_checkpoint, write_described
+from policies.pi.folder import Checkpoint, read_checkpoint, write_checkpoint
 from policies.pi.network import Prefix
 from policies.pi.processors import resized
 from policies.published_folder import FILE, BeginsWithFolder
-from policies.vision import image_features, require_seen
+from policies.vision import IMAGES, image_features, require_seen
 from rlinf_embodied.config import Critic
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.normalisation import Normalisation
+from rlinf_embodied.data.recorded import IMAGES as CAMERA
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Features
 from rlinf_embodied.learning.gradients import checkpoint_blocks
-
-_CAMERA = "observation.images."
-_IMAGE = "images."  # prefix of the features of `image_features`
 
 
 class PiPolicy(ActsByFlow, BeginsWithFolder):
@@ -66,7 +64,7 @@ class PiPolicy(ActsByFlow, BeginsWithFolder):
         pi_config, network = checkpoint.config, checkpoint.network
         _require_fitting(env, checkpoint)
         self._cameras = _matched(checkpoint, env, options)
-        names = {_CAMERA + camera: name for name, camera in self._cameras.items() if name != _CAMERA + camera}
+        names = {CAMERA + camera: name for name, camera in self._cameras.items() if name != CAMERA + camera}
         processors = replace(checkpoint.processors, rename={**checkpoint.processors.rename, **names})
         acted = replace(pi_config, raw={**pi_config.raw, "n_action_steps": env.executed})
         self.checkpoint = replace(checkpoint, config=acted, processors=processors)
@@ -116,7 +114,7 @@ class PiPolicy(ActsByFlow, BeginsWithFolder):
         images, shown, present = [], [], torch.ones(len(ids), dtype=torch.bool, device=ids.device)
         for camera in pi_config.cameras:
             if camera in self._cameras:
-                pixels = features[_IMAGE + self._cameras[camera]].permute(0, 3, 1, 2).float() / 255.0
+                pixels = features[IMAGES + self._cameras[camera]].permute(0, 3, 1, 2).float() / 255.0
                 images.append(resized(pixels, pi_config.image_size, centred=pi_config.family is not Family.smolvla))
                 shown.append(present)
         missing = len(pi_config.cameras) - len(images)
@@ -200,7 +198,7 @@ class PiPolicy(ActsByFlow, BeginsWithFolder):
 
     # ---------------------------------------------------------------------------------------------------------- files
     def _write(self, folder: Path, weights: bool) -> None:
-        (write_checkpoint if weights else write_described)(self.checkpoint, folder)
+        write_checkpoint(self.checkpoint, folder, weights=weights)
 
 
 def _require_fitting(env: EnvSpec, checkpoint: Checkpoint) -> None:
@@ -224,13 +222,13 @@ def _matched(checkpoint: Checkpoint, env: EnvSpec, options: PiOptions) -> dict[s
     """Returns the env's camera of each policy camera that has one."""
     policy_cameras = [name for name in checkpoint.config.cameras if "empty_camera_" not in name]
     rename = checkpoint.processors.rename
-    matches = {_CAMERA + name.removeprefix(_CAMERA): camera for name, camera in options.cameras.items()}
+    matches = {CAMERA + name.removeprefix(CAMERA): camera for name, camera in options.cameras.items()}
     if not matches:
-        matches = {rename.get(_CAMERA + camera, _CAMERA + camera): camera for camera in env.cameras}
+        matches = {rename.get(CAMERA + camera, CAMERA + camera): camera for camera in env.cameras}
         if not set(matches) & set(policy_cameras):
             matches = dict(zip(policy_cameras, env.cameras, strict=False))
     action = f"map the policy's cameras to the env's: {OPTIONS}.cameras={{<policy's>: <env's>}}"
-    rule = f"the policy sees {', '.join(name.removeprefix(_CAMERA) for name in policy_cameras)}"
+    rule = f"the policy sees {', '.join(name.removeprefix(CAMERA) for name in policy_cameras)}"
     fits = set(matches) <= set(policy_cameras) and set(matches.values()) == set(env.cameras)
     require(fits, "env.cameras", list(env.cameras), rule, action)
     return matches

@@ -15,27 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from policies.language_folder import read_tokenizer
-from policies.lerobot_processors import POST, PRE, read_normalisation, read_steps, write_steps
-from policies.pi.config import ACTION, STATE, Family, PiConfig
+from policies.lerobot_processors import NORMALISE, POST, PRE, UNNORMALISE, read_normalisation, read_steps, write_steps
+from policies.pi.config import ACTION, SMOLVLM_NAME, STATE, Family, PiConfig
 from rlinf_embodied.config import NormMode
 from rlinf_embodied.data.normalisation import Normalisation
-from rlinf_embodied.data.relative_actions import RelativeActions
 from rlinf_embodied.errors import CheckpointError
 
 _BACKBONE = "copy the files of the backbone's tokenizer there, or name their folder as policy.options.backbone"
-_PALIGEMMA, _SMOLVLM = "google/paligemma-3b-pt-224", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
+_PALIGEMMA = "google/paligemma-3b-pt-224"
 _OF_FAMILY = {  # (step that builds prompts, backbone whose tokenizer encodes them)
     Family.pi0: ("pi0_new_line_processor", _PALIGEMMA),
     Family.pi05: ("pi05_prepare_state_tokenizer_processor_step", _PALIGEMMA),
-    Family.smolvla: ("smolvla_new_line_processor", _SMOLVLM),
+    Family.smolvla: ("smolvla_new_line_processor", SMOLVLM_NAME),
 }
 _SHARED = {"device_processor", "rename_observations_processor", "to_batch_processor", "tokenizer_processor"}
-_SHARED |= {"normalizer_processor", "relative_actions_processor"}
-_KNOWN_AFTER = {"device_processor", "unnormalizer_processor", "absolute_actions_processor"}
+_SHARED |= {NORMALISE, "relative_actions_processor"}
+_KNOWN_AFTER = {"device_processor", UNNORMALISE, "absolute_actions_processor"}
 _STATE_EDGES = np.linspace(-1, 1, 256 + 1)[:-1]  # bins of the state in pi0.5's prompt
 
 
@@ -109,6 +109,25 @@ def prompt_for(family: Family, task: str, state: Tensor) -> str:
 
 # ---------------------------------------------------------------------------------------------------- state and actions
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelativeActions:
+    """Whether actions are relative to the state in which they were predicted, and for which joints."""
+
+    enabled: bool = False
+    exclude_joints: Sequence[str] = ("gripper",)  # substrings of names, ignoring case
+    action_names: Sequence[str] | None = None  # None: no joint is excluded
+
+    def offset(self, state: Tensor, dim: int) -> Tensor:
+        """Returns the offset [B, 1, dim] that makes relative actions [B, C, dim] of a state [B, D] absolute."""
+        masked = [True] * dim
+        if self.exclude_joints and self.action_names is not None:
+            words = [word.lower() for word in self.exclude_joints if word]
+            masked = [not any(word in name.lower() for word in words) for name in self.action_names]
+        mask = torch.tensor(masked[:dim], dtype=state.dtype, device=state.device)
+        length = min(len(mask), state.shape[1])
+        return F.pad(state[:, :length] * mask[:length], (0, dim - length))[:, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Processors:
     """The processing of a folder's files; state and actions are in the units of the data, float32."""
 
@@ -170,12 +189,15 @@ def read_processors(folder: Path, config: PiConfig) -> Processors:
     after = read_steps(folder, POST, _KNOWN_AFTER)
     try:
         token, joints = steps["tokenizer_processor"], steps.get("relative_actions_processor", {})
-        names = joints.get("exclude_joints"), joints.get("action_names")
         return replace(
             defaults,
-            state=read_normalisation(folder, steps["normalizer_processor"], STATE, "STATE"),
-            action=read_normalisation(folder, after["unnormalizer_processor"], ACTION, "ACTION"),
-            relative=RelativeActions.of(joints.get("enabled", False), *names),
+            state=read_normalisation(folder, steps[NORMALISE], STATE),
+            action=read_normalisation(folder, after[UNNORMALISE], ACTION),
+            relative=RelativeActions(
+                enabled=joints.get("enabled", False),
+                exclude_joints=joints.get("exclude_joints") or (),
+                action_names=joints.get("action_names"),
+            ),
             max_length=token["max_length"],
             longest=token["padding"] == "longest",
             tokenizer_name=token.get("tokenizer_name") or "",
@@ -188,12 +210,15 @@ def read_processors(folder: Path, config: PiConfig) -> Processors:
 def _defaults(config: PiConfig) -> Processors:
     raw = config.raw
     modes = {kind: NormMode(value) for kind, value in raw["normalization_mapping"].items()}
-    joints = raw.get("relative_exclude_joints", ("gripper",))
     return Processors(
         family=config.family,
         state=Normalisation(STATE, modes.get("STATE", NormMode.identity)),
         action=Normalisation(ACTION, modes.get("ACTION", NormMode.identity)),
-        relative=RelativeActions.of(raw.get("use_relative_actions", False), joints, raw.get("action_feature_names")),
+        relative=RelativeActions(
+            enabled=raw.get("use_relative_actions", False),
+            exclude_joints=raw.get("relative_exclude_joints", ("gripper",)) or (),
+            action_names=raw.get("action_feature_names"),
+        ),
         max_length=raw["tokenizer_max_length"],
         longest=config.family is Family.smolvla and raw.get("pad_language_to") == "longest",
         tokenizer_name=_OF_FAMILY[config.family][1],
@@ -216,7 +241,7 @@ def write_processors(folder: Path, config: PiConfig, processors: Processors) -> 
         "tokenizer_name": own.tokenizer_name,
     }
     prompt = (_OF_FAMILY[own.family][0], {})
-    tokens, normalise = ("tokenizer_processor", token), ("normalizer_processor", scaled(features))
+    tokens, normalise = ("tokenizer_processor", token), (NORMALISE, scaled(features))
     relative = [] if own.family is Family.smolvla else [("relative_actions_processor", asdict(own.relative))]
     enabled = {"enabled": own.relative.enabled}
     absolute = [] if own.family is Family.smolvla else [("absolute_actions_processor", enabled)]
@@ -224,9 +249,6 @@ def write_processors(folder: Path, config: PiConfig, processors: Processors) -> 
     ordered = [*relative, normalise, prompt, tokens, device]
     if own.family is not Family.pi05:
         ordered = [prompt, tokens, device, *relative, normalise]
-    statistics = {
-        f"{part.name}.{kind}": tensor for part in (own.state, own.action) for kind, tensor in part.statistics.items()
-    }
-    unnormalise = ("unnormalizer_processor", scaled({ACTION: features[ACTION]}))
-    write_steps(folder, PRE, [*first, *ordered], statistics)
-    write_steps(folder, POST, [unnormalise, *absolute, device], statistics)
+    unnormalise = (UNNORMALISE, scaled({ACTION: features[ACTION]}))
+    write_steps(folder, PRE, [*first, *ordered], (own.state, own.action))
+    write_steps(folder, POST, [unnormalise, *absolute, device], (own.state, own.action))

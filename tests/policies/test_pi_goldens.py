@@ -26,11 +26,10 @@ from policies.flow import drawn_to
 from policies.pi.config import Family, PiConfig, read_config
 from policies.pi.folder import read_checkpoint, write_checkpoint
 from policies.pi.network import FlowNetwork, Prefix, new_network, placed
-from policies.pi.processors import Processors, prompt_for, resized
+from policies.pi.processors import Processors, RelativeActions, prompt_for, resized
 from rlinf_embodied.config import NormMode, PrefixSchedule
 from rlinf_embodied.data.action_chunks import prefix_weights
 from rlinf_embodied.data.normalisation import Normalisation
-from rlinf_embodied.data.relative_actions import RelativeActions
 
 ORACLES = Path(os.environ.get("RLINF_LEROBOT_ORACLES", REPOSITORY / "tests" / "oracles" / "lerobot"))
 LIMIT = 1e-4  # of a difference divided by the largest golden value, or by 1; integers must be equal
