@@ -34,9 +34,8 @@ _NATURE_MIN_PIXELS = 36  # smallest image side that these kernels fit
 class ActorCriticOptions:
     """The section policy.options."""
 
-    distribution: str = (
-        "auto"  # gaussian, squashed_gaussian or categorical; auto: categorical for Discrete, else gaussian
-    )
+    # gaussian, squashed_gaussian or categorical; auto: categorical for Discrete, else gaussian
+    distribution: str = "auto"
     normalize_observations: bool = True  # by running statistics of the rollouts
     normalize_returns: bool = True  # the critic's output is in standard deviations of the returns so far
     use_state: bool = True  # whether a policy with cameras reads the state as well

@@ -24,8 +24,7 @@ from policies.critic import Criticised, Standardise, ValueHead
 from rlinf_embodied.algorithms.log_probs import sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
-from rlinf_embodied.config.checks import require_numbers
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import (
@@ -147,15 +146,9 @@ class StatePolicy(KeptInFolder, Criticised, ImitationPolicy):
 
 
 def _check(config: PolicyConfig, env: EnvSpec) -> None:
-    if env.cameras:
-        raise ConfigError(
-            f"env.cameras is {list(env.cameras)}, but policy.name={config.name} sees the simulator's state: set "
-            "env.cameras=[], which renders nothing"
-        )
-    if env.privileged_dim <= CLOCK_COLUMNS:
-        raise ConfigError(f"policy.name is {config.name}, but {env.task} shows no state: use a policy with cameras")
-    if config.critic is not Critic.privileged:
-        raise ConfigError(
-            f"policy.critic is {config.critic.value}, but policy.name={config.name} has a separate critic on the "
-            "state: leave policy.critic=privileged"
-        )
+    rule, action = f"policy.name={config.name} sees the simulator's state", "set env.cameras=[], which renders nothing"
+    require(not env.cameras, "env.cameras", list(env.cameras), rule, action)
+    fits, rule = env.privileged_dim > CLOCK_COLUMNS, f"{env.task} shows no state"
+    require(fits, "policy.name", config.name, rule, "use a policy with cameras")
+    fits, rule = config.critic is Critic.privileged, f"policy.name={config.name} has a separate critic on the state"
+    require(fits, "policy.critic", config.critic.value, rule, "leave policy.critic=privileged")

@@ -27,10 +27,8 @@ def char_tokenizer(characters: str = MATH_CHARACTERS) -> PreTrainedTokenizerFast
     Raises:
         ConfigError: a character appears twice, or there is none.
     """
-    if not characters or len(set(characters)) != len(characters):
-        raise ConfigError(
-            f"policy.characters is {characters!r}, but it lists each character once: remove what is double"
-        )
+    unique = bool(characters) and len(set(characters)) == len(characters)
+    require(unique, "policy.characters", characters, "it lists each character once", "remove what is double")
     vocabulary = {token: i for i, token in enumerate([PAD, EOS, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")

@@ -251,7 +251,7 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
         (
             PARALLEL,
             replace(ENV, action_dim=7),
-            "policy.options.unnorm_key is None, whose action statistics have 2 dimensions, but 7 are needed",
+            "policy.options.unnorm_key is None, but .* action statistics have 2 dimensions, and 7 are needed",
         ),
         (PARALLEL, replace(ENV, features=ENV.features[1:]), r"env.cameras is \[\], but the policy sees"),
         (ONE_BY_ONE, ENV, r"env.chunk is 4, but autoregressive OpenVLA decides on one action at a time"),
