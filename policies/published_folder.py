@@ -7,8 +7,6 @@ adapter_config.json  adapter_model.safetensors      LoRA in peft's form; other w
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +32,7 @@ from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import ImitationPolicy
+from rlinf_embodied.learning.checkpoint import link_or_copy
 
 FILE, CRITIC = "policy.json", "critic.safetensors"
 OWN_FILES = {FILE, ADAPTER_CONFIG, "evaluation.json", "state.json", "manifest.json"}  # JSON of this project
@@ -176,10 +175,7 @@ def _link_weights(source: Path, folder: Path) -> None:
     for path in source.iterdir():
         if path.name.endswith((".safetensors", ".pt", ".index.json")) and not path.name.startswith(("policy_", *own)):
             (folder / path.name).unlink(missing_ok=True)
-            try:
-                os.link(path, folder / path.name)
-            except OSError:  # another file system
-                shutil.copyfile(path, folder / path.name)
+            link_or_copy(path, folder / path.name)
 
 
 def plain_weights(module: nn.Module) -> dict[str, Tensor]:

@@ -133,6 +133,14 @@ def write_whole(folder: Path, write: Callable[[Path], object], marker: str) -> N
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Makes `target` a hard link to a file, or a copy on another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def _open_to_all(folder: Path) -> None:
     """Gives files the permissions of the umask, since safetensors only lets the owner read them."""
     mask = os.umask(0o077)  # the only way to read it

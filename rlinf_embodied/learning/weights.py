@@ -9,15 +9,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar, cast
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.errors import ObjectiveError
-from rlinf_embodied.learning.checkpoint import load_state
 
 Groups = dict[str, dict[str, Tensor]]  # tensors by name, by the name of their group, such as an optimizer
 WHOLE_STAGE = ""  # name of the policy if a stage holds only one
@@ -256,8 +254,3 @@ class WeightsUser(Generic[_Policy]):
 
     def onload(self, step_context: object) -> None:
         self._shared.enter(self._user)
-
-
-def earlier_versions(folder: Path) -> list[int]:
-    """Returns the versions of a checkpoint's earlier weights, older than the learner's."""
-    return [int(version) for version in cast("list[int]", load_state(folder).get(VERSIONS, []))]

@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -20,9 +19,9 @@ from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.snapshots import states_of
-from rlinf_embodied.learning.checkpoint import MANIFEST, find_latest, load_state, verify
+from rlinf_embodied.learning.checkpoint import MANIFEST, find_latest, link_or_copy, load_state, verify
 from rlinf_embodied.learning.learner_stage import StagePart
-from rlinf_embodied.learning.weights import earlier_versions
+from rlinf_embodied.learning.weights import VERSIONS
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.training.job import Progress
 
@@ -103,7 +102,8 @@ def load_checkpoint(executor: Executor, checkpoint: Path, stages: Sequence[str])
             executor.call(stage, "load", step_context, str(checkpoint))
     executor.sync_weights()  # other copies have the weights, but not their version
     if executor.ahead is not None:
-        executor.ahead.begin_again_from(stages[0], checkpoint, earlier_versions(checkpoint), step_context)
+        earlier = [int(version) for version in cast("list[int]", load_state(checkpoint).get(VERSIONS, []))]
+        executor.ahead.begin_again_from(stages[0], checkpoint, earlier, step_context)
 
 
 def _read(path: Path, what: str, read: Callable[[object], _Value]) -> _Value:
@@ -167,14 +167,7 @@ def outliving(checkpoint: Path, run: Path) -> Path:
         return checkpoint
     fresh = run / f".{_ORIGIN}.partial"
     shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(checkpoint.resolve(), fresh, copy_function=_link)
+    shutil.copytree(checkpoint.resolve(), fresh, copy_function=link_or_copy)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
     return folder
-
-
-def _link(source: str, target: str) -> None:
-    with suppress(OSError):
-        os.link(source, target)
-        return
-    shutil.copy2(source, target)
