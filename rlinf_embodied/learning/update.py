@@ -34,11 +34,6 @@ VALUE_STATISTICS = ("loss",)
 Shuffle = tuple[int, str, int]  # seed, purpose and iteration, by which the order of rows is keyed
 
 
-def slices(shuffle: Shuffle, epoch: int, block: int, size: int, num_minibatches: int) -> list[Tensor]:
-    """Returns `num_minibatches` nearly equal slices of a permutation of a block's `size` rows, int64."""
-    return cut(permutation(*shuffle, epoch, block, size=size), num_minibatches)
-
-
 def cut(order: np.ndarray, num_minibatches: int) -> list[Tensor]:
     """Splits row indices into nearly equal slices, int64."""
     ends = [len(order) * k // num_minibatches for k in range(num_minibatches + 1)]
@@ -48,10 +43,14 @@ def cut(order: np.ndarray, num_minibatches: int) -> list[Tensor]:
 def minibatches(
     shuffle: Shuffle, sizes: Mapping[int, int], num_minibatches: int, epochs: int = 1
 ) -> Iterator[dict[int, Tensor]]:
-    """Yields the row indices of each minibatch by block: one slice of every block, `num_minibatches` per epoch."""
+    """Yields the row indices of each minibatch by block: one slice of every block, `num_minibatches` per epoch.
+
+    Slices are cut from a permutation of the block's rows.
+    """
     for epoch in range(epochs):
-        cut = {block: slices(shuffle, epoch, block, size, num_minibatches) for block, size in sizes.items()}
-        yield from ({block: pieces[k] for block, pieces in cut.items()} for k in range(num_minibatches))
+        orders = {block: permutation(*shuffle, epoch, block, size=size) for block, size in sizes.items()}
+        slices = {block: cut(order, num_minibatches) for block, order in orders.items()}
+        yield from ({block: pieces[k] for block, pieces in slices.items()} for k in range(num_minibatches))
 
 
 @dataclass(slots=True)

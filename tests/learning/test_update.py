@@ -17,7 +17,7 @@ from rlinf_embodied.learning.gradients import LossSums, Pass, Passes, block_sums
 from rlinf_embodied.learning.groups import Group, SoloGroup, ThreadGroup
 from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
 from rlinf_embodied.learning.reduce import Reducer
-from rlinf_embodied.learning.update import fit, policy_metrics, slices
+from rlinf_embodied.learning.update import fit, minibatches, policy_metrics
 
 SIZES = {0: 5, 1: 0, 2: 8, 3: 3}
 STATISTICS = ("loss", "rows")
@@ -232,7 +232,7 @@ SHUFFLE = (7, "policy", 3)
 
 @given(size=st.integers(0, 40), parts=st.integers(1, 9), epoch=st.integers(0, 5), block=st.integers(0, 5))
 def test_slices_partition_a_block_evenly(size: int, parts: int, epoch: int, block: int) -> None:
-    cut = slices(SHUFFLE, epoch, block, size, parts)
+    cut = [rows[block] for rows in minibatches(SHUFFLE, {block: size}, parts, epoch + 1)][-parts:]
     assert len(cut) == parts
     assert sorted(torch.cat(cut).tolist()) == list(range(size))
     lengths = [len(part) for part in cut]
