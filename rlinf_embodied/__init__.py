@@ -115,9 +115,11 @@ def export(config: ExportConfig) -> dict[str, Any]:
 
 def serve(config: ServeConfig) -> None:
     """Serves the policy of a checkpoint until a signal ends it."""
+    import asyncio
+
     from rlinf_embodied.compose import pin
 
     pin(config)
-    from rlinf_embodied.embodied.serving import serve_command
+    from rlinf_embodied.embodied.serving import PolicyServer
 
-    serve_command(config)
+    asyncio.run(PolicyServer(config).run())

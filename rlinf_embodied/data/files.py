@@ -150,29 +150,27 @@ def _passes(value: object, wanted: object) -> bool:
 
 
 def _row(record: Mapping[str, object], place: str, level: str, data: DataConfig) -> Problem:
-    question_value = _column(record, data.question_column, "question_column", place)
-    chat = _chat(question_value, data.question_column, place) if isinstance(question_value, list) else []
+    chat = _chat(_column(record, data.question_column, "question_column", place), "user", data.question_column, place)
     if chat and chat[-1][0] == "assistant":
         chat.pop()
-    if isinstance(question_value, list) and not (chat and chat[-1][0] == "user"):
+    if not chat or chat[-1][0] != "user":
         raise DataError(f"{place}: {data.question_column!r} has no message of a user at its end: correct or remove it")
-    question = chat.pop()[1] if chat else _text(question_value, data.question_column, place)
-    answer_value = _column(record, data.answer_column, "answer_column", place)
-    reply = _chat(answer_value, data.answer_column, place)[-1:] if isinstance(answer_value, list) else []
-    if isinstance(answer_value, list) and not (reply and reply[0][0] == "assistant"):
+    _, question = chat.pop()
+    reply = _chat(_column(record, data.answer_column, "answer_column", place), "assistant", data.answer_column, place)
+    if not reply or reply[-1][0] != "assistant":
         raise DataError(f"{place}: {data.answer_column!r} does not end with the assistant's answer: add or remove it")
-    answer = reply[0][1] if reply else _text(answer_value, data.answer_column, place)
-    worked, mark, final = answer.rpartition(_MARK)
-    if mark and not final.strip():
+    worked, _, final = reply[-1][1].rpartition(_MARK)
+    if not final.strip():
         raise DataError(f"{place}: its answer is empty, so no completion could be correct: remove or complete it")
     solution = _CALCULATION.sub("", worked).strip() or None
     columns = {name: _column(record, name, "columns", place) for name in data.columns}
-    final = final.strip() if mark else answer
-    return Problem(0, question, final, solution, "text", level, columns, tuple(chat))
+    return Problem(0, question, final.strip(), solution, "text", level, columns, tuple(chat))
 
 
-def _chat(value: list[object], name: str, place: str) -> list[tuple[str, str]]:
-    """Returns the messages of a chat as (role, text)."""
+def _chat(value: object, role: str, name: str, place: str) -> list[tuple[str, str]]:
+    """Returns the messages of a chat as (role, text); a text or a number is one message of `role`."""
+    if not isinstance(value, list):
+        return [(role, _text(value, name, place))]
     chat = []
     for message in value:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():

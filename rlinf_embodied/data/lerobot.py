@@ -216,13 +216,10 @@ class LeRobotDataset(RecordedDataset):
     # ----------------------------------------------------------------------------------------------------------- images
     def _read_images(self, feature: str, rows: np.ndarray) -> np.ndarray:
         if self.features[feature]["dtype"] == "image":
-            return np.stack([self._from_table(feature, *place) for place in self._placed(rows)])
+            assert self.columns  # reading them also sets _places
+            return np.stack([self._from_table(feature, *place) for place in self._places[rows]])
         episodes = np.searchsorted(self.ends, rows, side="right")
         return np.concatenate([self._from_video(feature, e, rows[episodes == e]) for e in np.unique(episodes)])
-
-    def _placed(self, rows: np.ndarray) -> np.ndarray:
-        assert self.columns  # reading them also sets _places
-        return self._places[rows]
 
     def _kept_open(self, key: tuple, make: Any) -> Any:
         """Returns this thread's open object of a key, or makes it; closes the least recently used one of too many."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from PIL import Image
 
 from rlinf_embodied.data.lerobot import PATHS, LeRobotEpisode
 from rlinf_embodied.data.recorded import ACTION, IMAGES, STATE
-from rlinf_embodied.data.statistics import as_json, combine, image_statistics, vector_statistics
+from rlinf_embodied.data.statistics import combine, image_statistics, vector_statistics
 from rlinf_embodied.errors import DataError
 
 _ROW_GROUP = 64  # frames per row group of a table with images
@@ -45,15 +45,12 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
     frames = _frames(episodes, tasks, fps)
     images = {IMAGES + name: [e.images[name] for e in episodes] for name in episodes[0].images}
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # Hugging Face's Image feature
-    image_columns = (
-        {}
-        if video
-        else {
-            name: pa.array([{"bytes": _png(frame)} for part in parts for frame in part], kind)
-            for name, parts in images.items()
-        }
-    )
-    entries = _entries(episodes, fps, tuple(images) if video else ())
+    filmed, stored = (images, {}) if video else ({}, images)
+    image_columns = {
+        name: pa.array([{"bytes": _png(frame)} for part in parts for frame in part], kind)
+        for name, parts in stored.items()
+    }
+    entries = _entries(episodes, fps, tuple(filmed))
     of_tasks = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks)})
     tables = {
         PATHS["data_path"].format(chunk_index=0, file_index=0): pa.table(
@@ -65,14 +62,14 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
     for name, table in tables.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         pyarrow.parquet.write_table(table, folder / name, row_group_size=_ROW_GROUP if image_columns else None)
-    for name, parts in images.items() if video else ():
+    for name, parts in filmed.items():
         path = PATHS["video_path"].format(video_key=name, chunk_index=0, file_index=0)
-        _write_video(folder / path, (frame for part in parts for frame in part), fps)
+        write_video(folder / path, (frame for part in parts for frame in part), fps, {"crf": "10", "g": "2"})
     ends = np.cumsum([len(episode) for episode in episodes])[:-1]
     statistics = {name: combine(map(vector_statistics, np.split(values, ends))) for name, values in frames.items()}
     statistics |= {name: combine(map(image_statistics, parts)) for name, parts in images.items()}
-    info = _info(episodes, fps, robot, video, len(tasks))
-    for name, content in (("stats", as_json(statistics)), ("info", info)):
+    stats = {name: {kind: value.tolist() for kind, value in part.items()} for name, part in statistics.items()}
+    for name, content in (("stats", stats), ("info", _info(episodes, fps, robot, video, len(tasks)))):
         (folder / f"meta/{name}.json").write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
 
 
@@ -139,15 +136,16 @@ def _png(frame: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> None:
+def write_video(path: Path, frames: Iterable[np.ndarray], fps: int, options: Mapping[str, str]) -> None:
+    """Writes frames, uint8 [H, W, 3] with H and W even, as H.264; `options` are those of x264."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=fps, options={"crf": "10", "g": "2"})
+        stream = container.add_stream("libx264", rate=fps, options=dict(options))
         stream.pix_fmt = "yuv420p"
         for number, image in enumerate(frames):
             if number == 0:
                 stream.height, stream.width = image.shape[:2]
-            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
             frame.pts, frame.time_base = number, Fraction(1, fps)
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))

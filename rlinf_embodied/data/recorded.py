@@ -162,23 +162,20 @@ class RecordedDataset(ABC):
             raise IndexError(f"frame {frame} of {len(self)}")
         row = np.array([frame % len(self)])
         item: dict[str, Tensor | str] = {}
-        readers = {name: self.columns[name].__getitem__ for name in self.columns}
-        readers |= {feature: self._image_reader(camera) for camera, feature in self.cameras.items()}
-        for name, read in readers.items():
+        cameras = {feature: camera for camera, feature in self.cameras.items()}
+        for name in (*self.columns, *cameras):
             deltas = self._deltas.get(name)
-            rows, is_pad = self.window(row, deltas or [0])
-            values = read(rows[0])
+            (rows,), is_pad = self.window(row, deltas or [0])
+            if name in cameras:
+                pixels = self.images(cameras[name], rows).transpose(0, 3, 1, 2)
+                values = pixels.astype(np.float32) / np.float32(255.0)
+            else:
+                values = self.columns[name][rows]
             if deltas is None:
                 item[name] = str(values[0]) if values.dtype.kind in "OU" else torch.as_tensor(values[0])
             else:
                 item[name], item[f"{name}_is_pad"] = torch.from_numpy(values), torch.from_numpy(is_pad[0])
         return item | {"task": self.task(int(row[0]))}
-
-    def _image_reader(self, camera: str) -> Any:
-        def read(rows: np.ndarray) -> np.ndarray:
-            return self.images(camera, rows).transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255.0)
-
-        return read
 
     # ------------------------------------------------------------------------------------------------------- statistics
     def statistics(self, names: Sequence[str]) -> dict[str, Statistics]:

@@ -101,8 +101,3 @@ def read_statistics(path: Path, where: str) -> dict[str, Statistics]:
 def parsed(content: Mapping[str, Mapping[str, Sequence]]) -> dict[str, Statistics]:
     """Returns statistics from their JSON form."""
     return {key: {name: np.asarray(v, np.float64) for name, v in kinds.items()} for key, kinds in content.items()}
-
-
-def as_json(statistics: Mapping[str, Statistics]) -> dict[str, dict[str, list]]:
-    """Returns statistics in the JSON form of stats.json."""
-    return {key: {name: value.tolist() for name, value in kinds.items()} for key, kinds in statistics.items()}

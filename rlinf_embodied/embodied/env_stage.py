@@ -130,12 +130,6 @@ def paced(env: VectorEnv, actions: Controller, next_seeds: Sequence[int] | None,
     return result
 
 
-def _outcome(result: ChunkResult) -> Tensor:
-    """Returns, for a chunk of one action, 1 where a row's episode ended solved, -1 where unsolved, else 0, [N]."""
-    ended = (result.terminated | result.truncated)[:, 0].to(torch.float32)
-    return torch.where(result.success[:, 0], ended, -ended)
-
-
 class EnvStage(HoldsNoMemory):
     """Rolls out `env.chunks_per_rollout` chunk-steps of every row."""
 
@@ -275,12 +269,13 @@ class EnvStage(HoldsNoMemory):
         after = result.observation.proprio.clone()
         if result.final_observation is not None:
             after[list(result.final_rows)] = result.final_observation.proprio
+        ended = (result.terminated | result.truncated)[:, 0].to(torch.float32)
         columns = before | {
             transitions.ACTION: actions[:, 0],
             transitions.REWARD: result.rewards[:, 0],
             transitions.NEXT_STATE: after,
             transitions.TERMINATED: result.terminated[:, 0].to(torch.float32),
-            transitions.OUTCOME: _outcome(result),
+            transitions.OUTCOME: torch.where(result.success[:, 0], ended, -ended),
         }
         return {name: columns[name] for name in self._config.transitions}
 

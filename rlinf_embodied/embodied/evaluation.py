@@ -21,10 +21,11 @@ from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, Precision, RunConfig
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.data.lerobot_writer import write_video
 from rlinf_embodied.embodied.detectors import Watch, WatchedEpisode, warnings
 from rlinf_embodied.embodied.env_stage import Blocks, Controller, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage
-from rlinf_embodied.embodied.outcome import EvaluationResult, episode_means, write_mp4
+from rlinf_embodied.embodied.outcome import EvaluationResult, episode_means
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage, episodes_of
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -35,6 +36,7 @@ from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.metrics import Rate
 from rlinf_embodied.workflow.graph import CORES, Loop, Repeat, RepeatDecision, StageSpec, Workflow
 
+_VIDEO = (20, {"crf": "20", "preset": "veryfast"})  # frames per second, options of x264
 Acting = Literal["policy", "expert", "random"]  # expert and random act inside the env stage, which knows what they need
 
 
@@ -149,7 +151,7 @@ class EvaluationEnvStage(EnvStage):
                 if "success_once" in known:
                     outcome = f"success={int(known['success_once'] > 0)}"
                 name = f"{file_name(shard.env.spec.task)}--seed={ends[row].seed}--{outcome}.mp4"
-                write_mp4(folder / name, [frame.cpu().numpy() for frame in frames])
+                write_video(folder / name, [frame.cpu().numpy() for frame in frames], *_VIDEO)
                 files[row] = f"{folder.name}/{name}"
                 self._write_trace((folder / name).with_suffix(".npz"), shard, row)
         shard.results, watches, ids = [], self._watches, shard.env_ids.tolist()

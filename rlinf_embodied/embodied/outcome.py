@@ -1,4 +1,4 @@
-"""What an evaluation found: how often the task was solved, or where it cannot be solved, its return; and videos."""
+"""What an evaluation found: how often the task was solved, or where it cannot be solved, its return."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import stdev
 from typing import Any, cast
-
-import av
-import numpy as np
 
 from rlinf_embodied.embodied.detectors import WatchedEpisode
 from rlinf_embodied.errors import writing
@@ -122,16 +119,3 @@ def episode_means(episodes: Sequence[EpisodeEnd]) -> dict[str, float]:
     """Returns the mean of each metric over episodes; empty without episodes."""
     keys = episodes[0].metrics if episodes else ()
     return {key: sum(e.metrics[key] for e in episodes) / len(episodes) for key in keys}
-
-
-def write_mp4(path: Path, frames: Sequence[np.ndarray]) -> None:
-    """Writes frames, uint8 [S, S, 3] with S even, as H.264."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=20)
-        stream.height, stream.width = frames[0].shape[:2]
-        stream.pix_fmt = "yuv420p"
-        stream.options = {"crf": "20", "preset": "veryfast"}
-        for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
-        container.mux(stream.encode(None))

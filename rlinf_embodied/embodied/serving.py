@@ -89,7 +89,7 @@ class PolicyServer:
         self._latencies = deque[float](maxlen=_KEPT)  # in seconds, from a request's arrival to its answer
 
     async def run(self) -> None:
-        """Serves until SIGINT or SIGTERM.
+        """Serves until SIGINT or SIGTERM, and prints the latencies at the end.
 
         Raises:
             ConfigError: the port cannot be used.
@@ -233,11 +233,6 @@ class PolicyServer:
         features = self._policy.encode(observation.to(self._device))
         output = self._policy.act(features, None if noise is None else noise.to(self._device), temperature)
         return output.actions.float().cpu().numpy()
-
-
-def serve_command(config: ServeConfig) -> None:
-    """Serves the checkpoint that the config names, and prints the latencies at the end."""
-    asyncio.run(PolicyServer(config).run())
 
 
 def remote_policy(remote: RemoteConfig, env: EnvConfig) -> TrainedUnder:

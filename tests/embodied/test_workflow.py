@@ -12,7 +12,8 @@ from runs import GRPO, tiny
 
 from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.config.algorithm import Resampling
-from rlinf_embodied.embodied.outcome import episode_means, write_mp4
+from rlinf_embodied.data.lerobot_writer import write_video
+from rlinf_embodied.embodied.outcome import episode_means
 from rlinf_embodied.embodied.workflow import kept_groups, training_workflow
 from rlinf_embodied.interfaces.envs import EpisodeEnd
 from rlinf_embodied.telemetry.metrics import read_metrics
@@ -83,7 +84,7 @@ def test_a_curve_is_drawn_from_whatever_a_run_has_so_far(tmp_path) -> None:
 
 def test_an_mp4_has_a_frame_per_step_and_shows_what_was_put_in(tmp_path) -> None:
     frames = [np.full((32, 48, 3), value, np.uint8) for value in (0, 128, 255)]
-    write_mp4(tmp_path / "deep/er/video.mp4", frames)
+    write_video(tmp_path / "deep/er/video.mp4", frames, 20, {"crf": "20"})
     with av.open(str(tmp_path / "deep/er/video.mp4")) as container:
         shown = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert [frame.shape for frame in shown] == [(32, 48, 3)] * 3

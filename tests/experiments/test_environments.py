@@ -20,8 +20,8 @@ from PIL import Image
 
 from experiments.examples import environments, film_strip, http_judge
 from rlinf_embodied import train
+from rlinf_embodied.data.lerobot_writer import write_video
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.embodied.outcome import write_mp4
 
 
 def test_reasoning_gyms_scores_are_its_own() -> None:
@@ -170,7 +170,7 @@ def test_server_errors_are_retried_a_few_times_and_refusals_are_not() -> None:
 def film(folder: Path, seed: int, success: int, shade: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     frames = [np.full((64, 64, 3), shade + 5 * i, dtype=np.uint8) for i in range(11)]
-    write_mp4(folder / f"PickCube-v1--seed={seed}--success={success}.mp4", frames)
+    write_video(folder / f"PickCube-v1--seed={seed}--success={success}.mp4", frames, 20, {"crf": "20"})
 
 
 def test_the_first_episode_that_only_the_trained_policy_solves_is_shown(tmp_path: Path, capsys) -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 from scipy.stats import binomtest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlinf_embodied.embodied.outcome import write_mp4
+from rlinf_embodied.data.lerobot_writer import write_video
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.boards import Histogram, TensorBoard
 from rlinf_embodied.telemetry.live import Column, LiveView
@@ -83,7 +83,12 @@ def test_each_iteration_is_a_json_object_and_a_point_on_the_board(tmp_path):
 
 def test_the_board_shows_histograms_and_videos(tmp_path):
     counts = Histogram.count(torch.tensor([-9.0, 0.01, 0.01, 0.99, math.nan]), 1.0)
-    write_mp4(tmp_path / "videos" / "a--seed=7--success=0.mp4", [np.full((64, 64, 3), k, np.uint8) for k in range(120)])
+    write_video(
+        tmp_path / "videos" / "a--seed=7--success=0.mp4",
+        [np.full((64, 64, 3), k, np.uint8) for k in range(120)],
+        20,
+        {"crf": "20"},
+    )
     writer = MetricsWriter(tmp_path, [TensorBoard(tmp_path)])
     writer.show_videos(0, tmp_path / "videos")
     writer.write(640, 1, {"rollout/action_0": Histogram(counts.tolist(), 1.0)})
