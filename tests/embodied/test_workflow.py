@@ -20,7 +20,7 @@ from rlinf_embodied.telemetry.metrics import read_metrics
 from rlinf_embodied.telemetry.plots import plot_curve
 
 
-def report(groups: dict[int, tuple[bool, ...]]) -> RolloutReport:
+def report(groups: dict[int, tuple[float, ...]]) -> RolloutReport:
     return RolloutReport((), 0, groups)
 
 
@@ -36,16 +36,18 @@ def test_only_groups_whose_members_differ_are_useful() -> None:
 
 def test_no_more_groups_are_trained_on_than_a_round_has() -> None:
     decide = partial(kept_groups, Resampling(num_groups=2, min_groups=1, drop=True, max_rounds=3))
-    mixed = {0: (True, False), 1: (False, True)}
+    mixed: dict[int, tuple[float, ...]] = {0: (True, False), 1: (False, True)}
     assert decide([[report(mixed)], [report(mixed)]]).message == ((0, 0), (0, 1))
 
 
 def test_grpo_repeats_its_rollout_and_ppo_does_not() -> None:
     ppo, grpo = training_workflow(tiny(), "x"), training_workflow(tiny(*GRPO), "x")
     assert ppo.repeat is None
+    assert grpo.repeat is not None
     assert grpo.repeat.max_rounds == 3  # one, and two resamples
     assert grpo.stages["env"].config.group_size == 4  # pyright: ignore[reportAttributeAccessIssue]
     fixed = training_workflow(tiny(*GRPO, "algorithm.drop_zero_variance_groups=false"), "x")
+    assert fixed.repeat is not None
     assert fixed.repeat.max_rounds == 1
     assert {edge.source for edge in ppo.edges} == {"env", "policy"}
     assert [(edge.source, edge.target) for edge in ppo.weight_edges] == [("actor", "policy")]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from PIL import Image
 
 from experiments.examples import environments, film_strip, http_judge
 from rlinf_embodied import train
+from rlinf_embodied.config import DataConfig
 from rlinf_embodied.data.lerobot_writer import write_video
 from rlinf_embodied.data.problems import Problem, Split
 
@@ -27,7 +27,7 @@ from rlinf_embodied.data.problems import Problem, Split
 def test_reasoning_gyms_scores_are_its_own() -> None:
     gym = pytest.importorskip("reasoning_gym", reason="pip install reasoning-gym")
     for level in ("chain_sum", "leg_counting", "countdown"):
-        source = environments.ReasoningGym(SimpleNamespace(level=level), 3)
+        source = environments.ReasoningGym(DataConfig(level=level), 3)
         own = gym.create_dataset(level, seed=3, size=1 << 40)
         train, test = source.batch(Split.train, 0, 40), source.batch(Split.test, 0, 20)
         assert source.batch(Split.train, 5, 3) == train[5:8]
@@ -45,10 +45,10 @@ def test_a_game_of_textarena_earns_its_own_reward(monkeypatch) -> None:
         turns = [f"[{draw.randint(1, 20)}]" if draw.random() < 0.95 else "no" for _ in range(40)]
         played = iter(turns)
         monkeypatch.setattr(environments, "ask", lambda url, chat, played=played: next(played))
-        (problem,) = environments.Seeds(SimpleNamespace(level="GuessTheNumber-v0"), 0).batch(Split.train, number, 1)
+        (problem,) = environments.Seeds(DataConfig(level="GuessTheNumber-v0"), 0).batch(Split.train, number, 1)
         found = environments.textarena_game(problem, "")
         game, again, done = arena.make("GuessTheNumber-v0"), iter(turns), False
-        game.reset(num_players=1, seed=problem.columns["seed"] % (1 << 32))
+        game.reset(num_players=1, seed=int(str(problem.columns["seed"])) % (1 << 32))
         while not done:
             game.get_observation()
             done, _ = game.step(next(again))

@@ -85,6 +85,8 @@ def test_an_oft_folder_written_and_read_gives_equal_actions(tmp_path):
     toys.write_toy_oft(tmp_path / "oft", model)
     again = read_oft(tmp_path / "oft", head=Head.l1, proprio=True)
     inputs = toys.rows(), toys.pixels(3, images=2), torch.rand(3, toys.PROPRIO_DIM)
+    assert again.l1_head is not None
+    assert model.l1_head is not None
     with torch.no_grad():
         assert torch.equal(again.l1_head(again.hidden(*inputs)), model.l1_head(model.hidden(*inputs)))
 

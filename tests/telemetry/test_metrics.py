@@ -100,7 +100,7 @@ def test_the_board_shows_histograms_and_videos(tmp_path):
     held = {round(limit, 2): n for limit, n in bins if n}
     assert (found.step, held) == (640, {-0.95: 1, 0.05: 2, 1.0: 1})
     with Image.open(io.BytesIO(film.encoded_image_string)) as image:
-        assert (film.step, image.n_frames, image.info["duration"]) == (0, 60, 100)  # every second frame
+        assert (film.step, getattr(image, "n_frames", 1), image.info["duration"]) == (0, 60, 100)  # every second frame
 
 
 def test_a_resumed_run_continues_the_files_as_if_it_had_never_stopped(tmp_path):
