@@ -54,7 +54,7 @@ class EmulatedEngine:
         self._live: list[_Row] = []
         self._waiting: deque[_Row] = deque()
         self._ended: list[Generated] = []
-        self._paused, self._next, self._tokens, self._at = False, 0, 0.0, 0.0
+        self._paused, self._next, self._at = False, 0, 0.0
 
     @classmethod
     def from_config(cls, config: MathConfig, policy: LanguagePolicy, version: int) -> EmulatedEngine:
@@ -105,7 +105,7 @@ class EmulatedEngine:
         self.version = version
 
     def stats(self) -> EngineStats:
-        return EngineStats(len(self._live), len(self._waiting), int(self._tokens))
+        return EngineStats(len(self._live), len(self._waiting))
 
     def close(self) -> None:
         self._live, self._waiting, self._ended = [], deque(), []
@@ -120,7 +120,6 @@ class EmulatedEngine:
             steps = min(row.length - row.done for row in self._live)
             within = (now - self._at) / self._step_s()
             self._at, added = (self._at + steps * self._step_s(), steps) if steps <= within else (now, within)
-            self._tokens += added * len(self._live)
             for row in self._live:
                 row.done += added
             over = [row for row in self._live if row.done >= row.length - 1e-9]

@@ -45,7 +45,6 @@ class EngineStats:
 
     decoding: int  # rows
     waiting: int  # rows without a slot
-    tokens: int  # sampled since the engine was created
 
 
 @runtime_checkable

@@ -93,7 +93,7 @@ class ExactEngine:
     def __init__(self, policy: LanguagePolicy, version: int = 0) -> None:
         self.version = version
         self._policy = policy
-        self._paused, self._sampled, self._next_number = False, 0, 0
+        self._paused, self._next_number = False, 0
         self._clear()
 
     @classmethod
@@ -176,7 +176,7 @@ class ExactEngine:
 
     def stats(self) -> EngineStats:
         waiting = len(self._prefilled) + sum(len(rows) for _, rows in self._waiting)
-        return EngineStats(len(self._row_of), waiting, self._sampled)
+        return EngineStats(len(self._row_of), waiting)
 
     def close(self) -> None:
         self._clear()
@@ -234,7 +234,6 @@ class ExactEngine:
         table.log_probs[rows, position] = log_probs.gather(-1, tokens[:, None])[:, 0]
         table.versions[rows, position] = self.version
         table.lengths[rows] = position + 1
-        self._sampled += len(rows)
         ended = torch.isin(tokens, self._eos) if len(self._eos) > 1 else tokens == self._eos
         if sampling.stop:
             ended = ended | self._completes_stop(rows, sampling.stop)

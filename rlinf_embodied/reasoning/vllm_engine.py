@@ -79,7 +79,7 @@ class VllmEngine:
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="rlinf-vllm-"))
         self._rows: dict[int, _Row] = {}
-        self._paused, self._next_number, self._sampled, self._losses = False, 0, 0, 0
+        self._paused, self._next_number, self._losses = False, 0, 0
         policy.save(self._folder / "model")
         self._start()
 
@@ -146,7 +146,7 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         decoding = sum(bool(row.tokens) for row in self._rows.values())
-        return EngineStats(decoding, len(self._rows) - decoding, self._sampled)
+        return EngineStats(decoding, len(self._rows) - decoding)
 
     def close(self) -> None:
         self._server.kill()
@@ -225,7 +225,6 @@ class VllmEngine:
                 row.log_probs += log_probs
                 row.versions += [message["version"]] * len(tokens)
                 row.reason = reason
-                self._sampled += len(tokens)
 
     def _replace(self) -> None:
         """Replaces a server that ended, and starts its unfinished rows again."""

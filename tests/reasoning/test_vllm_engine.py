@@ -124,7 +124,6 @@ def test_rows_under_way_stay_while_it_pauses_and_weights_change(policy) -> None:
     assert all(row.versions.tolist() == [4] * len(row.tokens) for row in rows[6:])
     assert all(row.versions[0] in (3, 4) for row in rows[:6])  # some had ended
     assert all(len(row.versions.unique()) == 1 for row in rows)  # what was lost begins again
-    assert engine.stats().tokens >= sum(len(row.tokens) for row in rows)
     engine.close()
 
 
@@ -169,8 +168,8 @@ def test_the_server_of_an_owner_that_was_killed_ends_and_removes_its_folder(monk
     (tmp_path / "folder/model").mkdir(parents=True)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     given = {"version": 0, "sampling": {"logit_bias": {}}, "engine": {"model": str(tmp_path / "folder/model")}}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    server = subprocess.Popen([sys.executable, vllm_engine._SERVER, json.dumps(given)], **pipes)
+    command = [sys.executable, vllm_engine._SERVER, json.dumps(given)]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert server.stdin is not None
     assert server.stdout is not None
     assert json.loads(server.stdout.readline()) == {"ready": "0"}
