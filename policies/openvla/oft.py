@@ -81,7 +81,7 @@ class OpenVLAOFT(nn.Module):
         """Takes the network, C, A and OFT's parts."""
         super().__init__()
         self.network, self.l1_head, self.proprio_projector = network, l1_head, proprio_projector
-        self.chunk_len, self.num_slots = chunk_len, chunk_len * action_dim
+        self.num_slots = chunk_len * action_dim
         self.eval()
 
     def sequence(

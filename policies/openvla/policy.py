@@ -149,7 +149,7 @@ class OpenVLAPolicy(BeginsWithFolder):
     def _regressed(self, features: Features) -> PolicyOutput:
         model = self.module.model
         assert model.l1_head is not None
-        normalised = model.l1_head(model.hidden(*self._inputs(features)))
+        normalised = model.l1_head(model.hidden(*self._inputs(features), self.options.stop_token))
         actions = self._robot(normalised.float().cpu().numpy()).to(normalised.device)
         return PolicyOutput(actions, {"actions": actions}, torch.zeros_like(actions))
 

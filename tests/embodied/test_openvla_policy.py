@@ -230,6 +230,11 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
     env = replace(ENV, action_dim=toys.ACTION_DIM)
     policy = OpenVLAPolicy.from_folder(folder, env, config_of({**PARALLEL, "head": "l1", "unnorm_key": "arm"}))
     assert policy.act(policy.encode(shown()), None, 1.0).actions.shape == (ROWS, 4, toys.ACTION_DIM)
+    policy.options.stop_token = False
+    features, model = policy.encode(shown()), policy.module.model
+    with torch.no_grad():
+        normalised = model.l1_head(model.hidden(*policy._inputs(features), stop_token=False))
+    assert torch.equal(policy.act(features, None, 1.0).actions, policy._robot(normalised.numpy()))
     with pytest.raises(ObjectiveError, match=r"policy\.options\.head is l1, but RL needs log-probs"):
         policy.policy_parameters()
 
