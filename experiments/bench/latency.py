@@ -3,10 +3,11 @@
 python -m experiments.bench.latency [tasks=maniskill_pick,maniskill_push] [seeds=6301-6303] [delays=0-4]
     [kinds=inference_delay,observation_delay] [episodes=300] [folder=...] [out=...] [overrides]
 
-For each task (a file in configs/env) and seed a `policy=flow_vla` is cloned that predicts chunks of 10 actions and
-executes 5; overrides are of this training.  It is evaluated with env.rtc=off and env.rtc=linear at each delay, in env
-steps, of each kind (a key of env.perturb).  Runs are sequential, each a process on one core.  What `folder` holds
-already is not run again, so an interrupted benchmark resumes, and tasks can be run one by one.
+For each task (a file in configs/env, also with its env.task: metaworld:drawer-open-v3) and seed a `policy=flow_vla` is
+cloned that predicts chunks of 10 actions and executes 5; overrides are of this training, those of `eval` of all
+evaluations.  It is evaluated with env.rtc=off and env.rtc=linear at each delay, in env steps, of each kind (a key of
+env.perturb).  Runs are sequential, each a process on one core.  What `folder` holds already is not run again, so an
+interrupted benchmark resumes, and tasks can be run one by one.
 
 Prints a table, and writes <out>.json and <out>.png.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -47,14 +48,20 @@ class Options:
     out: str = ""
 
 
-def evaluated(folder: Path, kind: str, delay: int, rtc: str, episodes: int) -> list[bool]:
-    """Returns which held-out episodes the policy of a run folder solves; evaluates it unless the folder says so."""
+def evaluated(folder: Path, kind: str, delay: int, rtc: str, episodes: int, words: Sequence[str]) -> list[bool]:
+    """Returns which held-out episodes the policy of a run folder solves; evaluates it unless the folder says so.
+
+    `words` are the settings of all evaluations.
+    """
     late = f"{kind}-{delay}" if delay else "in_time"  # without a delay all kinds are the same
     place = folder / "latency" / f"{rtc}-{late}-{episodes}"
     if not (place / "eval_info.json").exists():
         place.mkdir(parents=True, exist_ok=True)
-        words = [f"checkpoint={folder}/checkpoints/latest", f"env.rtc={rtc}", f"env.perturb.{kind}={delay}", *ALONE]
-        words += [f"eval.num_episodes={episodes}", f"run.dir={place}"]
+        policy, late_words = (
+            f"checkpoint={folder}/checkpoints/latest",
+            [f"env.rtc={rtc}", f"env.perturb.{kind}={delay}"],
+        )
+        words = [policy, *late_words, *ALONE, *words, f"eval.num_episodes={episodes}", f"run.dir={place}"]
         script = str(REPOSITORY / "experiments/evaluate.py")
         Child(f"the evaluation in {place}", [sys.executable, script, *words], place / "log.txt").wait()
     info = json.loads((place / "eval_info.json").read_text(encoding="utf-8"))
@@ -85,13 +92,15 @@ def measure(asked: Run[Options]) -> None:
     """Clones and evaluates; raises ConfigError for wrong words, and for a folder that holds other trainings."""
     own, found = asked.options, dict[Place, Solved]()
     for task, seed in itertools.product(names_of(own.tasks), seeds_of(own.seeds, "seeds")):
-        folder = Path(own.folder).absolute() / task / f"seed_{seed}"
-        words = [f"env={task}", *TRAINING, *ALONE, "eval.num_episodes=100", *asked.overrides, f"run.seed={seed}"]
-        trained_run(f"{task}, seed {seed}", folder, [*words, f"run.dir={folder}"])
+        folder = Path(own.folder).absolute() / task.replace(":", "_") / f"seed_{seed}"
+        env, _, name = task.partition(":")
+        words = [f"env={env}", *([f"env.task={name}"] if name else []), *TRAINING, *ALONE, "eval.num_episodes=100"]
+        trained_run(f"{task}, seed {seed}", folder, [*words, *asked.overrides, f"run.seed={seed}", f"run.dir={folder}"])
+        held_out = [word for word in asked.overrides if word.startswith("eval.")]
         for kind, delay in itertools.product(names_of(own.kinds), seeds_of(own.delays, "delays")):
             solved = found.setdefault((task, kind, delay), {rtc: [] for rtc in RTC})
             for rtc in RTC:
-                solved[rtc].append(evaluated(folder, kind, delay, rtc, own.episodes))
+                solved[rtc].append(evaluated(folder, kind, delay, rtc, own.episodes, held_out))
         asked.write(content_of(found))
     header = ["task", "kind", "delay", *(f"{label}, %" for label in RTC.values()), "difference, points"]
     print(table(header, list(rows_of(found))))
