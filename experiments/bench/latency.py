@@ -49,21 +49,15 @@ class Options:
 
 
 def evaluated(folder: Path, kind: str, delay: int, rtc: str, episodes: int, words: Sequence[str]) -> list[bool]:
-    """Returns which held-out episodes the policy of a run folder solves; evaluates it unless the folder says so.
-
-    `words` are the settings of all evaluations.
-    """
+    """Returns which held-out episodes a run folder's policy solves; evaluates it, with `words`, if that is not done."""
     late = f"{kind}-{delay}" if delay else "in_time"  # without a delay all kinds are the same
     place = folder / "latency" / f"{rtc}-{late}-{episodes}"
     if not (place / "eval_info.json").exists():
         place.mkdir(parents=True, exist_ok=True)
-        policy, late_words = (
-            f"checkpoint={folder}/checkpoints/latest",
-            [f"env.rtc={rtc}", f"env.perturb.{kind}={delay}"],
-        )
-        words = [policy, *late_words, *ALONE, *words, f"eval.num_episodes={episodes}", f"run.dir={place}"]
+        asked = [f"checkpoint={folder}/checkpoints/latest", f"env.rtc={rtc}", f"env.perturb.{kind}={delay}", *ALONE]
+        asked += [*words, f"eval.num_episodes={episodes}", f"run.dir={place}"]
         script = str(REPOSITORY / "experiments/evaluate.py")
-        Child(f"the evaluation in {place}", [sys.executable, script, *words], place / "log.txt").wait()
+        Child(f"the evaluation in {place}", [sys.executable, script, *asked], place / "log.txt").wait()
     info = json.loads((place / "eval_info.json").read_text(encoding="utf-8"))
     return [episode["success_once"] > 0 for episode in info["episodes"]]
 
