@@ -71,7 +71,7 @@ class FlowSettings:
     steps: int = 0  # K of a chain, in training and evaluation
     stochastic_steps: Stochastic = Stochastic.one
     noise: StepNoise = StepNoise.decaying
-    max_guidance: float = 10.0  # of real-time chunking, as in LeRobot; limited to `steps`
+    max_guidance: float = 10.0  # of real-time chunking; limited to `steps`
     noise_range: list[float] = field(default_factory=lambda: [0.08, 0.16])  # of flow_noise, at temperature 1: pi_RL's
 
     def require_valid(self) -> None:
@@ -207,17 +207,24 @@ class Flow:
         return expert(x, time)[1] - (chunk - start)
 
 
-def drawn_to(v: Tensor, x: Tensor, time: Tensor, previous: Tensor, weights: Tensor, max_guidance: float) -> Tensor:
-    """Returns v [B, C, D] of chunks x at times [B] with the guidance of real-time chunking, as in LeRobot.
+def drawn_to(
+    v: Tensor, x: Tensor, time: Tensor, previous: Tensor, weights: Tensor, max_guidance: float, through: bool = False
+) -> Tensor:
+    """Returns v [B, C, D] of chunks x at times [B] with the guidance of real-time chunking (arXiv:2506.07339).
 
     v + min(max_guidance, (r^2 + t^2) / (t r)) weights (previous - (x + r v)), r = 1 - t: pulls the predicted end of the
-    chain towards the rest of the previous chunk, [B, C, D], by weights [B, C] (arXiv:2506.07339, without the network's
-    derivative).
+    chain towards the rest of the previous chunk, [B, C, D], by weights [B, C].  In the paper the pull is multiplied by
+    the transposed derivative of that end by x, so that all of the chunk follows the actions that are pulled; in LeRobot
+    it is not.  `through`: as in the paper; v is computed from x, which requires a gradient.
     """
     t = time.to(v.dtype)[:, None, None]
     rest = 1.0 - t
     gain = ((rest.square() + t.square()) / (t * rest)).clamp(max=max_guidance)  # infinite at t = 0
-    return v + gain * weights[..., None] * (previous - (x + rest * v))
+    end = x + rest * v
+    pull = weights[..., None] * (previous - end)
+    if through:
+        (pull,) = torch.autograd.grad(end, x, pull.detach())
+    return v + gain * pull
 
 
 class NoiseHead(nn.Module):
@@ -262,18 +269,32 @@ class ActsByFlow:
     def _expert(self, features: Features) -> Expert:
         raise NotImplementedError
 
-    def _field(self, features: Features) -> Field:
+    def _field(self, features: Features, deterministic: bool = False) -> Field:
+        """Returns the velocities for some features.
+
+        Deterministic chains, those of evaluations, are guided as in the paper.  Stochastic ones are guided without the
+        network's derivative, as their log-probs would need second derivatives.
+        """
         expert, head = self._expert(features), getattr(self.module, "noise", None)
         pending, weights = (features.get(_PENDING + name) for name in ("actions", "weights"))
         previous = None if pending is None else self._chunk(features, pending)
+        limit = self._max_guidance
 
         def field(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
             hidden, v = expert(x, time)
             if previous is not None and weights is not None:
-                v = drawn_to(v, x, time, previous, weights, self._max_guidance)
+                v = drawn_to(v, x, time, previous, weights, limit)
             return v, None if head is None else head(hidden).view_as(v)
 
-        return field
+        def guided(x: Tensor, time: Tensor) -> tuple[Tensor, None]:
+            assert previous is not None
+            assert weights is not None
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                v = drawn_to(expert(x, time)[1], x, time, previous, weights, limit, through=True)
+            return v.detach(), None
+
+        return guided if deterministic and weights is not None and weights.any() else field
 
     def _chunk(self, features: Features, actions: Tensor) -> Tensor:
         """Returns the network's chunk [B, C, D] for actions [B, C, A]."""
@@ -286,7 +307,8 @@ class ActsByFlow:
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         """Integrates a chain, see `Flow.act`; `temperature` is the scale of the noise."""
-        output = self.flow.act(self._field(features), noise, temperature, _delay(features))
+        field = self._field(features, deterministic=noise is None or temperature == 0.0)
+        output = self.flow.act(field, noise, temperature, _delay(features))
         return replace(output, actions=self._actions(features, output.actions))
 
     def evaluate(

@@ -143,3 +143,49 @@ def test_real_time_chunking_never_takes_a_chain_past_the_chunk_before(steps: int
     chain = policy.act(features, noise, 0.0).record["chain"].unbind(1)
     missing = [(left - x) * (left - chain[0]).sign() for x in chain]  # below 0: on the other side
     assert all(((now < before + 1e-5) & (now > -1e-5)).all() for before, now in itertools.pairwise(missing))
+
+
+@pytest.mark.parametrize("steps", [4, 10])
+def test_evaluations_draw_the_rest_of_a_chunk_along_with_what_they_draw(steps: int, monkeypatch) -> None:
+    # chunks whose actions are nearly equal: if the first is drawn to 1, the others should follow
+    policy, rows = policy_of(steps=steps), 400
+    covariance = torch.ones(CHUNK, CHUNK) + 0.01 * torch.eye(CHUNK)
+
+    def field(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """The velocity of straight lines from N(0, I) to chunks with this covariance: E[x_1 - x_0 | x_t = x]."""
+        t, one = float(time[0]), torch.eye(CHUNK)
+        towards = (t * covariance - (1 - t) * one) @ ((1 - t) ** 2 * one + t**2 * covariance).inverse()
+        return x, torch.einsum("cd,bda->bca", towards, x)
+
+    monkeypatch.setattr(policy, "_expert", lambda features: field)
+    monkeypatch.setattr(policy, "_actions", lambda features, x: x)
+    weights = torch.zeros(rows, CHUNK)
+    weights[:, 0] = 1.0
+    noise = torch.randn(rows, 1, CHUNK, ACTION, generator=torch.Generator().manual_seed(2))
+    features = {
+        "proprio": torch.zeros(rows, 6),
+        "pending.actions": torch.ones(rows, CHUNK, ACTION),
+        "pending.weights": weights,
+    }
+    drawn = policy.act(features, noise, 0.0).actions
+    monkeypatch.setattr(policy, "_field", lambda features, deterministic: type(policy)._field(policy, features))
+    as_in_lerobot = policy.act(features, noise, 0.0).actions
+    own, other = ((x[:, 1:] - x[:, :1]).square().mean().sqrt() for x in (drawn, as_in_lerobot))
+    assert drawn.mean((0, 2)).min() > 0.7
+    assert own < 0.2  # of the chunks themselves: 0.14
+    assert other > 0.3
+
+
+def test_an_episode_that_is_not_guided_does_not_depend_on_others_that_are() -> None:
+    policy = policy_of(steps=4)
+    assert policy.spec.greedy_noise is not None
+    noise = policy.spec.greedy_noise.draw(1, "test", range(ROWS))
+    left = torch.rand(ROWS, CHUNK, ACTION, generator=torch.Generator().manual_seed(1)) - 0.5
+    actions = []
+    for weight in (0.0, 1.0):
+        weights = torch.zeros(ROWS, CHUNK)
+        weights[1:] = weight
+        features = {**policy.encode(seen()), "pending.actions": left, "pending.weights": weights}
+        actions.append(policy.act(features, noise, 0.0).actions)
+    assert torch.equal(actions[0][0], actions[1][0])
+    assert not torch.equal(actions[0][1:], actions[1][1:])
