@@ -272,8 +272,8 @@ class ActsByFlow:
     def _field(self, features: Features, deterministic: bool = False) -> Field:
         """Returns the velocities for some features.
 
-        Deterministic chains, those of evaluations, are guided as in the paper.  Stochastic ones are guided without the
-        network's derivative, as their log-probs would need second derivatives.
+        Deterministic chains, as in greedy evaluations, are guided as in the paper.  Stochastic ones are guided without
+        the network's derivative, as their log-probs would need second derivatives.
         """
         expert, head = self._expert(features), getattr(self.module, "noise", None)
         pending, weights = (features.get(_PENDING + name) for name in ("actions", "weights"))

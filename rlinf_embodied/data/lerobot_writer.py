@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 from PIL import Image
 
 from rlinf_embodied.data.lerobot import PATHS, LeRobotEpisode
 from rlinf_embodied.data.recorded import ACTION, IMAGES, STATE
 from rlinf_embodied.data.statistics import combine, image_statistics, vector_statistics
+from rlinf_embodied.data.video import write_video
 from rlinf_embodied.errors import DataError
 
 _ROW_GROUP = 64  # frames per row group of a table with images
@@ -134,18 +133,3 @@ def _png(frame: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(frame).save(buffer, format="PNG")
     return buffer.getvalue()
-
-
-def write_video(path: Path, frames: Iterable[np.ndarray], fps: int, options: Mapping[str, str]) -> None:
-    """Writes frames, uint8 [H, W, 3] with H and W even, as H.264; `options` are those of x264."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=fps, options=dict(options))
-        stream.pix_fmt = "yuv420p"
-        for number, image in enumerate(frames):
-            if number == 0:
-                stream.height, stream.width = image.shape[:2]
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
-            frame.pts, frame.time_base = number, Fraction(1, fps)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))

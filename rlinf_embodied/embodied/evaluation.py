@@ -21,7 +21,7 @@ from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, Precision, RunConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.data.lerobot_writer import write_video
+from rlinf_embodied.data.video import write_video
 from rlinf_embodied.embodied.detectors import Watch, WatchedEpisode, warnings
 from rlinf_embodied.embodied.env_stage import Blocks, Controller, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage

@@ -97,10 +97,10 @@ def test_a_module_that_only_a_worker_cannot_import_is_named_with_its_line(tmp_pa
         exec(compile(plug_in.read_text(), str(plug_in), "exec"))
     except ImportError as error:
         wrapped = RaySystemError(error, traceback.format_exc())
-    told = translated(wrapped, 2, "env.setup", {})
-    assert type(told) is WorkerError
-    assert told.workers == (2,)
-    first, *lines = str(told).splitlines()
+    raised = translated(wrapped, 2, "env.setup", {})
+    assert type(raised) is WorkerError
+    assert raised.workers == (2,)
+    first, *lines = str(raised).splitlines()
     assert first == "worker 2, in env.setup: what was sent to it cannot be unpickled there:"
     assert f'  File "{plug_in}", line 3, in <module>' in lines
     assert lines[-1] == "ModuleNotFoundError: No module named 'no_such_library'"

@@ -19,7 +19,7 @@ from PIL import Image
 from scipy.stats import binomtest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlinf_embodied.data.lerobot_writer import write_video
+from rlinf_embodied.data.video import write_video
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.boards import Histogram, TensorBoard
 from rlinf_embodied.telemetry.live import Column, LiveView
