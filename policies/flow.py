@@ -115,12 +115,13 @@ class Flow:
         choices = 1 if self.one_step else self.steps
         return PolicySpec(name, self.chunk, self.action_dim, choices, Noise(draws, Distribution.normal), start)
 
-    def imitation_noise(self) -> Noise:
-        """Returns the noise for x_0 and t in imitation, see `parts_of`."""
-        return Noise((math.prod(self.shape) + 1,), Distribution.normal)
+    def imitation_noise(self, draws: int = 1) -> Noise:
+        """Returns the noise for `draws` pairs of x_0 and t per row in imitation, see `parts_of`."""
+        return Noise((draws * (math.prod(self.shape) + 1),), Distribution.normal)
 
     def parts_of(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Splits a draw of `imitation_noise`, [B, C * D + 1], into x_0 [B, C, D] and uniforms [B]."""
+        """Splits `imitation_noise` of B rows into x_0 [B * draws, C, D] and uniforms [B * draws], row by row."""
+        noise = noise.reshape(-1, math.prod(self.shape) + 1)
         return noise[:, :-1].unflatten(1, self.shape), Normal(0.0, 1.0).cdf(noise[:, -1])
 
     def _noisy(self, delay: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features
 
 _FREQUENCIES = 8  # of the time embedding, each with sine and cosine
+_DRAWS = 8  # of noise and time, per demonstrated chunk in a batch: the expert is small beside the vision before it
+_SHORTEST = 0.05  # of 1 - t, by which the velocity is divided
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,7 +41,11 @@ class FlowOptions(TinyVLAOptions, FlowSettings):
 
 
 class ActionExpert(nn.Module):
-    """The velocity of a chunk: a residual network on the chunk, the time, and the hidden states of its actions."""
+    """The velocity of a chunk: a residual network on the chunk, the time, and the hidden states of its actions.
+
+    The network predicts the end of the chain, which lies among few chunks, and not the velocity, from which the noise
+    would have to be removed exactly: v = (end - x) / (1 - t) (arXiv:2511.13720).
+    """
 
     frequencies: Tensor
 
@@ -49,7 +55,7 @@ class ActionExpert(nn.Module):
         size = chunk * action_dim
         self.enter = nn.Linear(size + chunk * hidden_size + 2 * _FREQUENCIES, width)
         self.layers = nn.ModuleList([nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width)) for _ in range(2)])
-        self.leave = nn.Linear(width, size)
+        self.end = nn.Linear(width, size)
         self.register_buffer("frequencies", math.pi * 2.0 ** torch.arange(_FREQUENCIES).float() / 4, persistent=False)
 
     def forward(self, hidden: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,7 +66,7 @@ class ActionExpert(nn.Module):
         for layer in self.layers:
             y = y + layer(nn.functional.gelu(y))
         last = nn.functional.gelu(y)
-        return last, self.leave(last).view_as(x)
+        return last, (self.end(last).view_as(x) - x) / (1.0 - time).clamp(min=_SHORTEST)[:, None, None]
 
 
 class FlowVLANet(TinyVLANet):
@@ -84,6 +90,7 @@ class FlowVLA(ActsByFlow, TinyVLA):
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         super().__init__(config, env, seed)
         self._flows(config.name, cast(FlowOptions, self.options), env)
+        self.imitation_noise = self.flow.imitation_noise(_DRAWS)
 
     def encode(self, observation: Observation) -> Features:
         return super().encode(observation) | pending_features(observation)
@@ -99,4 +106,6 @@ class FlowVLA(ActsByFlow, TinyVLA):
 
     def _losses(self, hidden: Tensor, chunk: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         start, time = self.flow.parts_of(targets["noise"])
-        return self.flow.matching_error(partial(self.module.head, hidden), start, time, chunk).square()
+        hidden, chunk = (part.repeat_interleave(_DRAWS, 0) for part in (hidden, chunk))
+        error = self.flow.matching_error(partial(self.module.head, hidden), start, time, chunk)
+        return error.square().unflatten(0, (-1, _DRAWS)).mean(1)

@@ -132,6 +132,22 @@ def test_straight_lines_to_a_chunk_have_no_error_and_evaluation_ends_there() -> 
     torch.testing.assert_close(greedy.actions, actions)
 
 
+def test_behaviour_cloned_chains_end_at_demonstrated_chunks_from_any_noise() -> None:
+    policy, start = policy_of(steps=4), policy_of().spec.greedy_noise
+    assert policy.imitation_noise is not None
+    assert start is not None
+    chunks = torch.rand(ROWS, CHUNK, ACTION, generator=torch.Generator().manual_seed(1)) * 1.6 - 0.8
+    features, optimizer = policy.encode(seen()), torch.optim.Adam(policy.imitation_parameters(whole=False), lr=2e-3)
+    for update in range(200):
+        rows = range(update * ROWS, (update + 1) * ROWS)
+        optimizer.zero_grad()
+        policy.imitation_loss(features, chunks, {"noise": policy.imitation_noise.draw(0, "clone", rows)}).backward()
+        optimizer.step()
+    draws = [start.draw(1, "test", range(n * ROWS, (n + 1) * ROWS)) for n in range(16)]
+    ends = torch.stack([policy.act(features, noise, 0.0).actions for noise in draws])
+    assert (ends - chunks).square().mean().sqrt() < 0.15  # 0.3 to 0.5 if the network predicts v from one draw of noise
+
+
 @pytest.mark.parametrize("steps", [1, 2, 4, 10])
 def test_real_time_chunking_never_takes_a_chain_past_the_chunk_before(steps: int, monkeypatch) -> None:
     policy = policy_of(steps=steps)
