@@ -16,10 +16,12 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+import psutil
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
@@ -37,6 +39,7 @@ from rlinf_embodied.runtime.session import Ref, of_type
 from rlinf_embodied.workflow.graph import StageSpec
 
 _LOG = logging.getLogger(__name__)
+_GRACE_S = 3.0  # in which a worker should end by itself
 
 
 class _Keeper:
@@ -211,6 +214,12 @@ class RaySession:
 
     def close(self) -> None:
         """Ends the workers, and Ray if this session started it."""
+        for actor in self._actors.values():  # Ray would report workers that SIGKILL ended as lost, perhaps out of memory
+            ray.kill(actor, no_restart=True)
+        ours = [of.pid for of in self._health.workers.values() if of.pid and of.node == socket.gethostname()]
+        until = time.monotonic() + _GRACE_S
+        while any(map(psutil.pid_exists, ours)) and time.monotonic() < until:
+            time.sleep(0.02)
         self._end_all()
         self._health.close()
         if self._owns_ray and ray.is_initialized():

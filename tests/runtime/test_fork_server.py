@@ -18,7 +18,7 @@ from rlinf_embodied.runtime.diagnosis import History
 from rlinf_embodied.runtime.health import START, Health
 
 WORKERS = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 from pathlib import Path
 from rlinf_embodied.runtime.host import WorkerSpec
 from rlinf_embodied.runtime.ray_cluster import start_ray
@@ -38,6 +38,7 @@ for worker, pid in session.processes().items():
     assert os.getpgid(pid) == pid  # Ray ends the group of a lost worker
 session.close()
 print(json.dumps([server, [worker for worker, parent in parents.items() if parent == server]]))
+time.sleep(1)  # until Ray has reported lost workers
 """
 
 
@@ -58,6 +59,7 @@ def test_workers_with_the_variables_of_the_server_are_forked_while_it_lives(word
         next(line for line in said.stdout.splitlines() if line.startswith("["))
     )  # beside what Ray says
     assert found == forked
+    assert "(raylet)" not in said.stdout + said.stderr
     assert ends(server)
 
 
