@@ -68,6 +68,20 @@ class _Rollout:
     noise_from: int = 0
 
 
+def require_acting(policy: Policy, config: PolicyConfig, env: EnvConfig, trained: bool) -> None:
+    """Checks that a policy can act as its and the env's sections say; `trained`: by RL, on what it does."""
+    repeat, spec = config.noise_repeat, policy.spec
+    fits = not repeat or spec.noise.shape[0] == spec.chunk
+    rule = f"{spec.name} takes no separate noise for each action of a chunk"
+    require(fits, "policy.noise_repeat", repeat, rule, "use 0")
+    flows = getattr(policy, "continues_chunks", False)
+    rule = f"{spec.name} is no flow policy: its chunks cannot be drawn to others"
+    require(flows or env.rtc is PrefixSchedule.off, "env.rtc", env.rtc.value, rule, "use off")
+    rule = f"{spec.name} is scored for the first actions of its chunks, and others are executed"
+    fits = flows or not (trained and env.overlaps)
+    require(fits, "env.perturb", env.perturb.axes, rule, "use inference_delay in evaluations alone")
+
+
 class RolloutStage(WeightsUser[Policy]):
     """Samples actions with noise that is keyed by row.
 
@@ -99,16 +113,7 @@ class RolloutStage(WeightsUser[Policy]):
         purpose = "evaluate" if config.evaluates else "action"
         self._purpose = purpose if config.name == "policy" else f"{config.name} {purpose}"
         self._policy = computed_in(config.precision, self._shared.policy, config.policy, context.device)
-        repeat, spec = config.policy.noise_repeat, self._policy.spec
-        fits = not repeat or spec.noise.shape[0] == spec.chunk
-        rule = f"{spec.name} takes no separate noise for each action of a chunk"
-        require(fits, "policy.noise_repeat", repeat, rule, "use 0")
-        flows, env = getattr(self._policy, "continues_chunks", False), config.env
-        rule = f"{spec.name} is no flow policy: its chunks cannot be drawn to others"
-        require(flows or env.rtc is PrefixSchedule.off, "env.rtc", env.rtc.value, rule, "use off")
-        rule = f"{spec.name} is scored for the first actions of its chunks, and others are executed"
-        trained = config.records and env.overlaps and not flows
-        require(not trained, "env.perturb", env.perturb.axes, rule, "use inference_delay in evaluations alone")
+        require_acting(self._policy, config.policy, config.env, trained=config.records)
 
     @torch.no_grad()
     def step(

@@ -21,6 +21,7 @@ from rlinf_embodied.embodied.env_stage import make_env, require_success
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.hierarchy import choice_spec
 from rlinf_embodied.embodied.policy_folder import is_published, load_policy, new_policy, save_policy
+from rlinf_embodied.embodied.rollout_stage import require_acting
 from rlinf_embodied.embodied.sources import DemonstrationSource, sources_of, statistics_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -133,6 +134,7 @@ class NewPolicyStage:
         try:
             require_success(env.spec, config.needs_success)
             policy = self._policy(replace(env.spec, chunk=config.env.chunk))
+            require_acting(policy, config.policy, config.env, trained=True)
             if config.sources:
                 self._normalise(policy)
             if config.measures and isinstance(policy, ImitationPolicy):

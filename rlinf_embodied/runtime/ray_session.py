@@ -214,7 +214,7 @@ class RaySession:
 
     def close(self) -> None:
         """Ends the workers, and Ray if this session started it."""
-        for actor in self._actors.values():  # Ray would report workers that SIGKILL ended as lost, perhaps out of memory
+        for actor in self._actors.values():  # ended by SIGKILL alone, Ray would report them as lost
             ray.kill(actor, no_restart=True)
         ours = [of.pid for of in self._health.workers.values() if of.pid and of.node == socket.gethostname()]
         until = time.monotonic() + _GRACE_S

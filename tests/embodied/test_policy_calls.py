@@ -8,6 +8,7 @@ from policy_calls import acted, rows_of_calls
 from runs import clone, executor_for, iterate, tiny, trees
 
 from rlinf_embodied.embodied.rollout_stage import RolloutStage, _Rollout
+from rlinf_embodied.embodied.warm_start import NewPolicyConfig, NewPolicyStage
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -76,3 +77,7 @@ def test_what_a_policy_cannot_do_is_refused(policy: str, overrides: list[str], m
     stage = RolloutStage(training_workflow(config, str(start)).stages["policy"].config)  # pyright: ignore
     with pytest.raises(ConfigError, match=message):
         stage.setup(solo_context((0, 1), "cpu"))
+    new = NewPolicyStage(NewPolicyConfig(config.env, config.policy, 0, measures=False))
+    new.setup(solo_context((0,)))
+    with pytest.raises(ConfigError, match=message):  # before it is trained on demonstrations
+        new.save_policy(StepContext(0), "x")
