@@ -69,7 +69,7 @@ class _Rollout:
 
 
 def require_acting(policy: Policy, config: PolicyConfig, env: EnvConfig, trained: bool) -> None:
-    """Checks that a policy can act as its and the env's sections say; `trained`: by RL, on what it does."""
+    """Checks that a policy can act as its and the env's sections require; `trained`: RL trains it on its actions."""
     repeat, spec = config.noise_repeat, policy.spec
     fits = not repeat or spec.noise.shape[0] == spec.chunk
     rule = f"{spec.name} takes no separate noise for each action of a chunk"
