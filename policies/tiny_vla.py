@@ -76,6 +76,11 @@ def _adapter(in_features: int, hidden_size: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(in_features, hidden_size), nn.GELU(), nn.Linear(hidden_size, hidden_size))
 
 
+def _of_rows(tensor: Tensor, row: Tensor) -> Tensor:
+    """Returns tensor[row]; unlike that, its gradient is always summed in the same order on a GPU."""
+    return F.embedding(row, tensor.flatten(1)).unflatten(1, tensor.shape[1:])
+
+
 class TinyVLANet(nn.Module):
     """All parameters of the policy: stem, pooling, adapters, transformer, action head, value head, helper head."""
 
@@ -105,8 +110,11 @@ class TinyVLANet(nn.Module):
         body = self.body(self.proprio_scale(proprio))
         state = torch.stack([*cameras, body], dim=1)
         queries = self.queries.expand(len(proprio), -1, -1)
-        sequence = torch.cat([self.words(tokens), state, queries], dim=1)
-        return self.transformer(sequence)[:, -self.queries.shape[0] :]
+        # Few instructions are in a batch, and attention is causal: the words of each are computed once.
+        instructions, row = torch.unique(tokens, dim=0, return_inverse=True)
+        past = self.transformer.keys_and_values(self.words(instructions))
+        past = [(_of_rows(keys, row), _of_rows(values, row)) for keys, values in past]
+        return self.transformer(torch.cat([state, queries], dim=1), past)[:, -self.queries.shape[0] :]
 
 
 class TinyVLA(KeptInFolder, Criticised, ImitationPolicy):

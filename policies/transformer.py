@@ -6,10 +6,13 @@ transformers, which takes seconds in every process.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+KeyValue = tuple[Tensor, Tensor]
 _THETA, _EPS, _INIT_STD = 10_000.0, 1e-6, 0.02
 
 
@@ -30,14 +33,27 @@ class Transformer(nn.Module):
                 nn.init.normal_(module.weight, 0.0, _INIT_STD)
         del self.embed_tokens  # inputs are embeddings; the table was created to draw the same random numbers as Llama
 
-    def forward(self, sequence: Tensor) -> Tensor:
+    def forward(self, sequence: Tensor, past: Sequence[KeyValue] = ()) -> Tensor:
+        """Returns the hidden states; `past`: each layer's keys and values [B, heads, P, D] of P tokens before them."""
+        return self.norm(self._layers(sequence, past)[0])
+
+    def keys_and_values(self, sequence: Tensor) -> list[KeyValue]:
+        """Returns each layer's keys and values [B, heads, T, D] of a sequence [B, T, d]."""
+        return self._layers(sequence, ())[1]
+
+    def _layers(self, sequence: Tensor, past: Sequence[KeyValue]) -> tuple[Tensor, list[KeyValue]]:
+        start, length = past[0][0].shape[2] if past else 0, sequence.shape[1]
         with torch.no_grad():
-            angles = torch.arange(sequence.shape[1], device=sequence.device)[:, None].float() * self.frequencies
+            places = torch.arange(start, start + length, device=sequence.device)
+            angles = places[:, None].float() * self.frequencies
             rotation = torch.cat((angles, angles), dim=-1)
             cos, sin = rotation.cos().to(sequence.dtype), rotation.sin().to(sequence.dtype)
-        for layer in self.layers:
-            sequence = layer(sequence, cos, sin)
-        return self.norm(sequence)
+            mask = torch.arange(start + length, device=sequence.device) <= places[:, None] if past else None
+        present = list[KeyValue]()
+        for layer, before in zip(self.layers, past or [None] * len(self.layers), strict=True):
+            sequence, keys_and_values = layer(sequence, cos, sin, before, mask)
+            present.append(keys_and_values)
+        return sequence, present
 
 
 class _Layer(nn.Module):
@@ -46,9 +62,12 @@ class _Layer(nn.Module):
         self.self_attn, self.mlp = _Attention(dim, num_heads), _GatedMLP(dim, 2 * dim)
         self.input_layernorm, self.post_attention_layernorm = _RMSNorm(dim), _RMSNorm(dim)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+    def forward(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, before: KeyValue | None, mask: Tensor | None
+    ) -> tuple[Tensor, KeyValue]:
+        attended, present = self.self_attn(self.input_layernorm(hidden), cos, sin, before, mask)
+        hidden = hidden + attended
+        return hidden + self.mlp(self.post_attention_layernorm(hidden)), present
 
 
 class _Attention(nn.Module):
@@ -57,12 +76,17 @@ class _Attention(nn.Module):
         self.head_dim = dim // num_heads
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, before: KeyValue | None, mask: Tensor | None
+    ) -> tuple[Tensor, KeyValue]:
         heads = (*hidden.shape[:-1], -1, self.head_dim)
         query, key, value = (p(hidden).view(heads).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
         query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
-        output = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.head_dim**-0.5)
-        return self.o_proj(output.transpose(1, 2).contiguous().reshape(hidden.shape))
+        if before is not None:
+            key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
+        causal, scale = mask is None, self.head_dim**-0.5
+        output = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
+        return self.o_proj(output.transpose(1, 2).contiguous().reshape(hidden.shape)), (key, value)
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -59,24 +59,42 @@ def decimate_visuals(scene: sapien.Scene, cameras: Sequence[Camera]) -> list[Swa
     for entity in scene.entities:
         others = [camera for camera in cameras if camera.entity != entity] or cameras
         for heavy in [c for c in entity.components if isinstance(c, RenderBody)]:
-            light = _lighter(heavy, _pixel(heavy, others))
+            light = _lighter(heavy, others)
             if light is not None:
                 swaps.append(Swap(entity, heavy, light))
                 swaps[-1].show_light()
     return swaps
 
 
-def _pixel(body: RenderBody, cameras: Sequence[Camera]) -> float:
+def _pixel(body: RenderBody, names: Sequence[str], cameras: Sequence[Camera]) -> float:
     """Returns the width of a pixel at a body, metres: in the camera nearest to it, rounded to powers of sqrt 2.
 
     Rounding lets rows and nearby bodies share meshes.
     """
-    low, high = body.get_global_aabb_fast()
+    corners = np.concatenate(
+        [_corners(body, shape, name) for shape, name in zip(body.render_shapes, names, strict=True)]
+    )
+    low, high = corners.min(0), corners.max(0)
     grid = np.stack(np.meshgrid([0, 0.5, 1], [0, 0.5, 1], [0, 0.5, 1]), -1).reshape(-1, 3)
     points = low + grid * (high - low)
     nearest = NEAREST_RADII * float(np.linalg.norm(high - low)) / 2
     width = min(_width(camera, points, nearest) for camera in cameras)
     return float(2 ** (np.round(2 * np.log2(width)) / 2))
+
+
+_boxes: dict[
+    str, np.ndarray
+] = {}  # by a mesh's name, since SAPIEN reads all vertices in each call of get_global_aabb_fast
+
+
+def _corners(body: RenderBody, shape: RenderMesh, name: str) -> np.ndarray:
+    """Returns the corners of the box around a shape, in the world [8, 3]."""
+    if name not in _boxes:
+        vertices = np.concatenate([part.vertices for part in shape.parts])
+        sides = zip(vertices.min(0), vertices.max(0), strict=True)
+        _boxes[name] = np.stack(np.meshgrid(*sides), -1).reshape(-1, 3)
+    to_world = (body.entity.pose * shape.local_pose).to_transformation_matrix()
+    return (_boxes[name] * shape.scale) @ to_world[:3, :3].T + to_world[:3, 3]
 
 
 def _width(camera: Camera, points: np.ndarray, nearest: float) -> float:
@@ -95,12 +113,13 @@ def _width(camera: Camera, points: np.ndarray, nearest: float) -> float:
 _light_bodies: dict[tuple, RenderBody | None] = {}  # the rows of an env, and the envs of a process, share meshes
 
 
-def _lighter(body: RenderBody, pixel: float) -> RenderBody | None:
+def _lighter(body: RenderBody, cameras: Sequence[Camera]) -> RenderBody | None:
     """Returns a decimated copy of a visual body, None if it would save too little or a shape is not a mesh."""
     shapes = body.render_shapes
     if not shapes or not all(isinstance(shape, RenderMesh) for shape in shapes):
         return None
     names = [_source(shape) for shape in shapes]
+    pixel = _pixel(body, names, cameras)
     poses = [np.concatenate([shape.scale, shape.local_pose.p, shape.local_pose.q]).tobytes() for shape in shapes]
     key = (pixel, *names, *poses)
     if key not in _light_bodies:

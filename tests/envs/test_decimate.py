@@ -82,6 +82,25 @@ def _triangles(scene: object) -> int:
     return sum(len(part.triangles) for shape in shapes for part in shape.parts)
 
 
+@pytest.mark.sim
+def test_the_box_around_a_body_is_sapiens() -> None:
+    from envs.maniskill import make_env
+    from rlinf_embodied.config import EnvConfig
+
+    env = make_env(EnvConfig(cameras=["hand_camera"], options={"robot": "panda_wristcam", "decimate": False}), 1)
+    env.reset([1])
+    bodies = [b for e in env.simulator.task.scene.sub_scenes[0].entities for b in e.components]
+    bodies = [b for b in bodies if isinstance(b, decimate.RenderBody)]
+    meshes_only = [b for b in bodies if all(isinstance(s, decimate.RenderMesh) for s in b.render_shapes)]
+    assert len(meshes_only) > 10
+    for body in meshes_only:
+        corners = [decimate._corners(body, shape, decimate._source(shape)) for shape in body.render_shapes]
+        low, high = body.get_global_aabb_fast()
+        assert np.concatenate(corners).min(0) == pytest.approx(low, abs=1e-6)
+        assert np.concatenate(corners).max(0) == pytest.approx(high, abs=1e-6)
+    env.close()
+
+
 @pytest.mark.slow
 @pytest.mark.sim
 def test_the_decimated_images_look_like_the_full_ones() -> None:

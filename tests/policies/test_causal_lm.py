@@ -380,3 +380,15 @@ def test_weights_values_and_gradients_are_those_of_llama(dim: int, layers: int, 
         assert a.grad is not None, name
         assert b.grad is not None, name
         assert torch.equal(a.grad, b.grad), name
+
+
+def test_a_sequence_behind_its_keys_and_values_has_the_hidden_states_and_gradients_of_the_whole() -> None:
+    torch.manual_seed(4)
+    transformer, whole = Transformer(32, 3, 4).double(), torch.randn(5, 11, 32, dtype=torch.double)
+    expected = transformer(whole)[:, 6:]
+    found = transformer(whole[:, 6:], transformer.keys_and_values(whole[:, :6]))
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    parameters = list(transformer.parameters())
+    gradients = [torch.autograd.grad(states.square().sum(), parameters) for states in (expected, found)]
+    for a, b in zip(*gradients, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-10)

@@ -62,7 +62,7 @@ def test_actions_are_the_centres_of_their_bins(policy: TinyVLA) -> None:
 
 # -------------------------------------------------------------------------------------------------- what rows depend on
 def test_a_row_depends_neither_on_its_neighbours_nor_on_its_position(policy: TinyVLA) -> None:
-    block, others = observe(16), observe(16, text="push the ball far away", seed=9)
+    block, others = observe(16), replace(observe(16, seed=9), instruction=tuple(f"push ball {k}" for k in range(16)))
     order = [5, 11, *[k for k in range(16) if k not in (5, 11)]]
     mixed = Observation.concatenate([block.rows([5, 11]), others.rows(range(2, 16))])
     plain = policy.act(policy.encode(block), noise(16), 0.6)

@@ -64,6 +64,15 @@ def test_an_import_that_fails_fails_the_set_up(monkeypatch):
     assert not environment.import_all()
 
 
+def test_byte_code_is_left_also_where_the_environment_forbids_it(monkeypatch, tmp_path):
+    (tmp_path / "a_package_of_a_run.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(environment, "IMPORTS", ("import a_package_of_a_run",))
+    assert environment.import_all()
+    assert list(tmp_path.glob("__pycache__/a_package_of_a_run.*.pyc"))
+
+
 def test_outside_of_a_virtual_environment_nothing_is_touched(monkeypatch, capsys):
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
     monkeypatch.setattr(sys, "argv", ["environment"])
