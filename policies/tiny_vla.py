@@ -111,7 +111,10 @@ class TinyVLANet(nn.Module):
         state = torch.stack([*cameras, body], dim=1)
         queries = self.queries.expand(len(proprio), -1, -1)
         # Few instructions are in a batch, and attention is causal: the words of each are computed once.
-        instructions, row = torch.unique(tokens, dim=0, return_inverse=True)
+        if torch.compiler.is_compiling():  # no shape may depend on values then
+            instructions, row = tokens, torch.arange(len(tokens), device=tokens.device)
+        else:
+            instructions, row = torch.unique(tokens, dim=0, return_inverse=True)
         past = self.transformer.keys_and_values(self.words(instructions))
         past = [(_of_rows(keys, row), _of_rows(values, row)) for keys, values in past]
         return self.transformer(torch.cat([state, queries], dim=1), past)[:, -self.queries.shape[0] :]

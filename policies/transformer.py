@@ -49,9 +49,9 @@ class Transformer(nn.Module):
             rotation = torch.cat((angles, angles), dim=-1)
             cos, sin = rotation.cos().to(sequence.dtype), rotation.sin().to(sequence.dtype)
             mask = torch.arange(start + length, device=sequence.device) <= places[:, None] if past else None
-        present = list[KeyValue]()
-        for layer, before in zip(self.layers, past or [None] * len(self.layers), strict=True):
-            sequence, keys_and_values = layer(sequence, cos, sin, before, mask)
+        present: list[KeyValue] = []  # torch.compile knows no list[...]()
+        for k, layer in enumerate(self.layers):
+            sequence, keys_and_values = layer(sequence, cos, sin, past[k] if past else None, mask)
             present.append(keys_and_values)
         return sequence, present
 

@@ -73,6 +73,13 @@ def test_a_row_depends_neither_on_its_neighbours_nor_on_its_position(policy: Tin
         assert torch.equal(output.record["tokens"][:2], plain.record["tokens"][[5, 11]])
 
 
+def test_the_network_is_one_graph_for_torch_compile(policy: TinyVLA) -> None:
+    features = policy.encode(observe(3))
+    inputs = (policy._pool(features), features["proprio"], features["tokens"])
+    graph = torch.compile(policy.module.hidden, backend="eager", fullgraph=True)
+    assert torch.allclose(graph(*inputs), policy.module.hidden(*inputs), atol=1e-6)
+
+
 def test_instruction_image_of_each_camera_and_body_change_the_distribution(policy: TinyVLA) -> None:
     base = observe(2)
     wrist, third = stacked(base).clone(), stacked(base).clone()
