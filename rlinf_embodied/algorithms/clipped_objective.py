@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -135,6 +136,9 @@ class OnPolicyConfig(AlgorithmConfig):
     @property
     def uses_demonstrations(self) -> bool:
         return self.bc_coef > 0
+
+    def without_early_stop(self) -> Self:
+        return replace(self, target_kl=None)
 
     def bootstraps(self, critic: Critic) -> bool:
         setting = self.bootstrap_at_timeout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.env import EnvConfig
@@ -162,6 +162,10 @@ class AlgorithmConfig:
     def resampling(self, env: EnvConfig) -> Resampling | None:
         """Returns how rollouts are repeated within an iteration; None: an iteration has one rollout."""
         return None
+
+    def without_early_stop(self) -> Self:
+        """Returns these settings for a profile, in which no update may end early: updates of a run's beginning do."""
+        return self
 
     def typical_iteration(self, env: EnvConfig) -> int:
         """Returns the first iteration whose work is like that of later ones."""

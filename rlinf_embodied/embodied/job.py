@@ -180,11 +180,14 @@ class EmbodiedJob:
         parts: dict[str, object] = {n: asdict(getattr(self.config, n)) for n in ("env", "policy", "algorithm")}
         return parts | ({"hierarchy": asdict(self.config.hierarchy)} if self.config.hierarchy.on else {})
 
-    def workflow(self, policy_folder: str) -> Workflow:
+    def workflow(self, policy_folder: str, profiled: bool = False) -> Workflow:
+        config = self.config
         if self._fine_tunes:
-            return fine_tuning_workflow(fine_tuning_stage(self.config, self._sources, policy_folder))
-        sources = self._sources if self.config.algorithm.uses_demonstrations else ()
-        return training_workflow(self.config, policy_folder, self._high_folder(policy_folder), sources)
+            return fine_tuning_workflow(fine_tuning_stage(config, self._sources, policy_folder))
+        sources = self._sources if config.algorithm.uses_demonstrations else ()
+        if profiled:
+            config = replace(config, algorithm=config.algorithm.without_early_stop())
+        return training_workflow(config, policy_folder, self._high_folder(policy_folder), sources)
 
     def _high_folder(self, policy_folder: str) -> str:
         """Returns the folder of the high-level policy that belongs to the low-level policy's; "" otherwise."""

@@ -142,7 +142,7 @@ class ReasoningJob:
         model_class.check(Path(model).expanduser(), codec, longest)
 
     # ------------------------------------------------------------------------------------------------------- stages
-    def workflow(self, policy_folder: str) -> Workflow:
+    def workflow(self, policy_folder: str, profiled: bool = False) -> Workflow:
         if self._fine_tunes:
             return fine_tuning_workflow(self.config, policy_folder)
         return training_workflow(self.config, policy_folder, self._reference)

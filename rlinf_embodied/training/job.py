@@ -98,8 +98,8 @@ class Job(Protocol):
         """Raises a CheckpointError if a run cannot resume from a checkpoint, or start from its policy (None)."""
         ...
 
-    def workflow(self, policy_folder: str) -> Workflow:
-        """Returns the graph; all stages load the policy from that folder."""
+    def workflow(self, policy_folder: str, profiled: bool = False) -> Workflow:
+        """Returns the graph, or the one that a profile measures; all stages load the policy from that folder."""
         ...
 
     def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:

@@ -57,7 +57,7 @@ def measured_profile(
     """
     path, key = _profile_path(job, cluster)
     require_writable(path)
-    workflow, budget_s = job.workflow(policy_folder), job.config.plan.profile_budget_s
+    workflow, budget_s = job.workflow(policy_folder, profiled=True), job.config.plan.profile_budget_s
     profile = measure(workflow, session, cluster, job.name, key, progress, budget_s)
     store_profile(path, profile)
     return profile, path

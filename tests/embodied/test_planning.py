@@ -88,6 +88,12 @@ def test_a_profile_holds_every_stage_edge_and_weight_of_the_workflow(measured, t
     assert seen[-1][1] == seen[-1][2]
 
 
+def test_a_profile_measures_whole_updates() -> None:
+    job = EmbodiedJob(tiny("algorithm.target_kl=1e-9"))
+    limits = [job.workflow("", profiled).stages["actor"].config.algorithm.target_kl for profiled in (False, True)]
+    assert limits == [1e-9, None]
+
+
 def test_profiles_are_found_again_until_something_that_matters_changes(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
     key = lambda config, devices=2: profiler.fingerprint(cluster(devices), EmbodiedJob(config).planning_parts())  # noqa: E731
