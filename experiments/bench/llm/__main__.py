@@ -1,9 +1,11 @@
 """GRPO on arithmetic: our trainer compared with TRL's GRPOTrainer and with a no-framework baseline.
 
-python -m experiments.bench.llm [arms=trl_1,bare_1,ours_1] [steps=40] [skip=5] [rounds=3] [start_steps=1600]
+python -m experiments.bench.llm [arms=trl_1,bare_1,ours_1,trl_2,ours_2]
+                                [steps=40] [skip=5] [rounds=3] [start_steps=1600]
                                 [tests=1000] [out=docs/results/llm] [folder=runs/bench_llm] [work as in work.py]
 
-The arms alternate, each in a new process that is bound to one core.  They start from the same model and use the same
+The arms alternate, each in a new process that is bound to one core or, for those that end in _2, to two: TRL with two
+threads, ours with two workers.  They start from the same model and use the same
 prompts; the number of the round is the seed of sampling.  Tokens are those of completions, and a second is one of the
 whole step.
 """
@@ -26,8 +28,20 @@ from experiments.bench.llm.work import Step, Work, greedy_accuracy, make_start
 from rlinf_embodied.config.checks import require
 
 HEADER = ("arm", "tokens/s", "s per step", "tokens per step", "accuracy")
-GOALS = (("trl_1", "tokens_per_s", 1.5), ("trl_1", "accuracy", 1.0), ("bare_1", "tokens_per_s", 0.9))  # ours / peer
-ARMS = {"trl_1": trl_peer.train, "bare_1": bare.train, "ours_1": ours.train}
+GOALS = (  # ours / peer
+    ("ours_1", "trl_1", "tokens_per_s", 1.5),
+    ("ours_1", "trl_1", "accuracy", 1.0),
+    ("ours_1", "bare_1", "tokens_per_s", 0.9),
+    ("ours_2", "trl_2", "tokens_per_s", 2.5),
+    ("ours_2", "trl_2", "accuracy", 1.0),
+)
+ARMS = {
+    "trl_1": trl_peer.train,
+    "bare_1": bare.train,
+    "ours_1": ours.train,
+    "trl_2": trl_peer.train,
+    "ours_2": ours.train,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +71,15 @@ class Options(Work):
 
 
 def run_arm(name: str, work: Work, out: Path) -> list[Step]:
-    """Runs an arm to its end in a new process on one core."""
-    core = {min(os.sched_getaffinity(0))}
-    with ProcessPoolExecutor(1, get_context("spawn"), os.sched_setaffinity, (0, core)) as process:
-        return process.submit(ARMS[name], work, out).result()
+    """Runs an arm to its end in a new process on the cores that its name tells.
+
+    Raises:
+        ConfigError: there are fewer cores.
+    """
+    cores, number = sorted(os.sched_getaffinity(0)), int(name[-1])
+    require(number <= len(cores), "arms", name, f"there are {len(cores)} cores", "leave it out")
+    with ProcessPoolExecutor(1, get_context("spawn"), os.sched_setaffinity, (0, cores[:number])) as process:
+        return process.submit(ARMS[name], replace(work, cores=number), out).result()
 
 
 def measured(steps: Sequence[Step], skipped: int, accuracy: float) -> Measured:
@@ -103,11 +122,11 @@ def row(name: str, runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def goals(found: Runs) -> list[Goal]:
-    """Returns what our arm should reach against TRL and the baseline on one core."""
+    """Returns what our arms should reach against TRL and the baseline on as many cores."""
     return [
-        Goal(f"ours_1 / {peer}, {name}", ratios(*(_values(found[arm], name) for arm in ("ours_1", peer))), goal)
-        for peer, name, goal in GOALS
-        if {"ours_1", peer} <= found.keys()
+        Goal(f"{arm} / {peer}, {name}", ratios(*(_values(found[one], name) for one in (arm, peer))), goal)
+        for arm, peer, name, goal in GOALS
+        if {arm, peer} <= found.keys()
     ]
 
 

@@ -30,13 +30,14 @@ QUICK = ("eval.num_problems=50", "eval.num_samples=0", "checkpoint.every=0")
 
 def overrides(work: Work, out: Path) -> list[str]:
     """Returns what makes our config that of the work."""
-    rows = work.prompts * work.group  # one worker needs no portions
+    rows = work.prompts * work.group // work.cores  # one worker needs no portions
+    cluster = "serial" if work.cores == 1 else f"local cluster.num_devices={work.cores}"
     words = f"""run.num_iterations={work.steps} run.seed={work.seed} policy=folder data.level={work.level}
         generation.max_new_tokens={work.new_tokens} generation.temperature={work.temperature}
         generation.rows_per_block={rows} generation.rows_per_batch={rows} generation.max_num_seqs={rows}
         algorithm.prompts_per_iteration={work.prompts} algorithm.group_size={work.group} algorithm.lr={work.lr}
         algorithm.clip_low={work.clip} algorithm.clip_high={work.clip} algorithm.max_grad_norm={work.max_grad_norm}
-        cluster=serial plan=collocated"""
+        cluster={cluster} plan=collocated"""
     exact = "run.exact=exact"  # the other arms' processes are not pinned either
     return [*words.split(), f"run.dir={out / 'run'}", f"policy.folder={work.start}", exact, *SAME, *FASTEST, *QUICK]
 

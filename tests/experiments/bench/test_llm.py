@@ -13,6 +13,7 @@ from experiments.bench.llm import __main__ as bench_llm
 from experiments.bench.llm import bare, ours
 from experiments.bench.llm import work as llm_work
 from policies.causal_lm import CausalLM
+from rlinf_embodied.errors import ConfigError
 
 needs_trl = pytest.mark.skipif(
     importlib.util.find_spec("trl") is None, reason="needs TRL: pip install -c constraints.txt -e '.[peers]'"
@@ -71,9 +72,18 @@ def test_speed_is_counted_from_the_end_of_the_skipped_steps():
 def test_goals_compare_arms_on_the_same_cores():
     made = lambda seconds, accuracy: [bench_llm.measured(steps_of(seconds, 100), 1, accuracy)]  # noqa: E731
     found = {"ours_1": made(1.0, 0.8), "trl_1": made(1.4, 0.8), "bare_1": made(0.95, 1)}
+    found |= {"ours_2": made(0.5, 0.8), "trl_2": made(1.3, 0.9)}
     goals = bench_llm.goals(found)
     assert [str(goal).split(": ", 1)[1].split(", ", 1)[1] for goal in goals] == [
         "goal 1.5: missed",
         "goal 1: reached",
         "goal 0.9: reached",
+        "goal 2.5: reached",
+        "goal 1: missed",
     ]
+
+
+def test_an_arm_of_more_cores_than_there_are_is_refused(work, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
+    with pytest.raises(ConfigError, match="arms is 'ours_2', but there are 1 cores"):
+        bench_llm.run_arm("ours_2", work, tmp_path)
