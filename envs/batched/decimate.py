@@ -71,9 +71,8 @@ def _pixel(body: RenderBody, names: Sequence[str], cameras: Sequence[Camera]) ->
 
     Rounding lets rows and nearby bodies share meshes.
     """
-    corners = np.concatenate(
-        [_corners(body, shape, name) for shape, name in zip(body.render_shapes, names, strict=True)]
-    )
+    named = zip(body.render_shapes, names, strict=True)
+    corners = np.concatenate([_corners(body, shape, name) for shape, name in named])
     low, high = corners.min(0), corners.max(0)
     grid = np.stack(np.meshgrid([0, 0.5, 1], [0, 0.5, 1], [0, 0.5, 1]), -1).reshape(-1, 3)
     points = low + grid * (high - low)
@@ -82,9 +81,8 @@ def _pixel(body: RenderBody, names: Sequence[str], cameras: Sequence[Camera]) ->
     return float(2 ** (np.round(2 * np.log2(width)) / 2))
 
 
-_boxes: dict[
-    str, np.ndarray
-] = {}  # by a mesh's name, since SAPIEN reads all vertices in each call of get_global_aabb_fast
+# Corners in a mesh's own units, by its name: SAPIEN's get_global_aabb_fast goes through all vertices in every call.
+_boxes: dict[str, np.ndarray] = {}
 
 
 def _corners(body: RenderBody, shape: RenderMesh, name: str) -> np.ndarray:

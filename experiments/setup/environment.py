@@ -94,8 +94,10 @@ def install(pins: Sequence[str], extras: str) -> None:
 
 
 def import_all() -> bool:
-    """Imports what runs import, which leaves its byte code also where container images forbid that; returns whether
-    that worked."""
+    """Imports what runs import; returns whether that worked.
+
+    Byte code is kept even if PYTHONDONTWRITEBYTECODE is set, as in many container images.
+    """
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     processes = [subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, env=env) for code in IMPORTS]
     codes = [process.wait() for process in processes]

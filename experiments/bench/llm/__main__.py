@@ -4,10 +4,9 @@ python -m experiments.bench.llm [arms=trl_1,bare_1,ours_1,trl_2,ours_2]
                                 [steps=40] [skip=5] [rounds=3] [start_steps=1600]
                                 [tests=1000] [out=docs/results/llm] [folder=runs/bench_llm] [work as in work.py]
 
-The arms alternate, each in a new process that is bound to one core or, for those that end in _2, to two: TRL with two
-threads, ours with two workers.  They start from the same model and use the same
-prompts; the number of the round is the seed of sampling.  Tokens are those of completions, and a second is one of the
-whole step.
+The arms alternate, each in a new process that is bound to one core, or to two if its name ends in _2: TRL has two
+threads, ours two workers.  They start from the same model and use the same prompts; the number of the round is the
+seed of sampling.  Tokens are those of completions, and a second is one of the whole step.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Options(Work):
 
 
 def run_arm(name: str, work: Work, out: Path) -> list[Step]:
-    """Runs an arm to its end in a new process on the cores that its name tells.
+    """Runs an arm to its end in a new process on as many cores as its name says.
 
     Raises:
         ConfigError: there are fewer cores.
