@@ -24,6 +24,7 @@ from envs.stock import (
     check_name,
     check_renderer,
     explained,
+    freeze_imports,
     no_questions,
     overrides,
     warn_of_fallback,
@@ -37,6 +38,7 @@ from rlinf_embodied.portable.exact_reciprocals import make_reciprocals_exact
 
 def make_rows(config: EnvConfig, options: ManiskillOptions, num_envs: int, device: str) -> tuple[Simulator, str]:
     """Returns the simulator of `num_envs` rows and the task's instruction; arguments and errors as `make_env`."""
+    freeze_imports()
     check_name("env.task", config.task, REGISTERED_ENVS)
     if options.robot is not None:
         check_name("env.options.robot", options.robot, REGISTERED_AGENTS)

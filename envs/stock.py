@@ -22,7 +22,11 @@ from rlinf_embodied.config.checks import did_you_mean, require
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
-gc.freeze()  # ManiSkill collects garbage in every build; going through all that was imported would take 0.2 s each time
+
+@cache
+def freeze_imports() -> None:
+    """Exempts what has been imported from garbage collection, which ManiSkill runs in every build: 0.2 s each."""
+    gc.freeze()
 
 
 def overrides(task_class: type[BaseEnv], *names: str) -> bool:

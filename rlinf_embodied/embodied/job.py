@@ -186,7 +186,10 @@ class EmbodiedJob:
             return fine_tuning_workflow(fine_tuning_stage(config, self._sources, policy_folder))
         sources = self._sources if config.algorithm.uses_demonstrations else ()
         if profiled:
-            config = replace(config, algorithm=config.algorithm.without_early_stop())
+            high = config.hierarchy
+            if high.on:
+                high = replace(high, algorithm=high.algorithm.without_early_stop())
+            config = replace(config, algorithm=config.algorithm.without_early_stop(), hierarchy=high)
         return training_workflow(config, policy_folder, self._high_folder(policy_folder), sources)
 
     def _high_folder(self, policy_folder: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import faulty_reach
 import pytest
+from hierarchical_runs import two_levels
 from runs import clone, cluster, metric_rows, tiny, train
 
 from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
@@ -92,6 +93,8 @@ def test_a_profile_measures_whole_updates() -> None:
     job = EmbodiedJob(tiny("algorithm.target_kl=1e-9"))
     limits = [job.workflow("", profiled).stages["actor"].config.algorithm.target_kl for profiled in (False, True)]
     assert limits == [1e-9, None]
+    stages = EmbodiedJob(two_levels("hierarchy.algorithm.target_kl=1e-9")).workflow("", profiled=True).stages
+    assert [spec.config.algorithm.target_kl for name, spec in stages.items() if "actor" in name] == [None, None]
 
 
 def test_profiles_are_found_again_until_something_that_matters_changes(tmp_path, monkeypatch) -> None:

@@ -38,8 +38,8 @@ ARMS = {
     "trl_1": trl_peer.train,
     "bare_1": bare.train,
     "ours_1": ours.train,
-    "trl_2": trl_peer.train,
-    "ours_2": ours.train,
+    "trl_2": partial(trl_peer.train, cores=2),
+    "ours_2": partial(ours.train, cores=2),
 }
 
 
@@ -78,7 +78,7 @@ def run_arm(name: str, work: Work, out: Path) -> list[Step]:
     cores, number = sorted(os.sched_getaffinity(0)), int(name[-1])
     require(number <= len(cores), "arms", name, f"there are {len(cores)} cores", "leave it out")
     with ProcessPoolExecutor(1, get_context("spawn"), os.sched_setaffinity, (0, cores[:number])) as process:
-        return process.submit(ARMS[name], replace(work, cores=number), out).result()
+        return process.submit(ARMS[name], work, out).result()
 
 
 def measured(steps: Sequence[Step], skipped: int, accuracy: float) -> Measured:

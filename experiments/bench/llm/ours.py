@@ -28,10 +28,10 @@ FASTEST = ("algorithm.tokens_per_microbatch=1024",)
 QUICK = ("eval.num_problems=50", "eval.num_samples=0", "checkpoint.every=0")
 
 
-def overrides(work: Work, out: Path) -> list[str]:
+def overrides(work: Work, out: Path, cores: int) -> list[str]:
     """Returns what makes our config that of the work."""
-    rows = work.prompts * work.group // work.cores  # one worker needs no portions
-    cluster = "serial" if work.cores == 1 else f"local cluster.num_devices={work.cores}"
+    rows = work.prompts * work.group // cores  # a block per worker
+    cluster = "serial" if cores == 1 else f"local cluster.num_devices={cores}"
     words = f"""run.num_iterations={work.steps} run.seed={work.seed} policy=folder data.level={work.level}
         generation.max_new_tokens={work.new_tokens} generation.temperature={work.temperature}
         generation.rows_per_block={rows} generation.rows_per_batch={rows} generation.max_num_seqs={rows}
@@ -55,10 +55,13 @@ class LoggedJob(ReasoningJob):
         return result, metrics
 
 
-def train(own: Work, out: Path) -> list[Step]:
-    """Trains in this process; leaves the run in out/run, and its last policy in out/model."""
+def train(own: Work, out: Path, cores: int = 1) -> list[Step]:
+    """Trains in this process, or with a worker per core if there are several.
+
+    Leaves the run in out/run, and its last policy in out/model.
+    """
     torch.set_num_threads(1)
-    job = LoggedJob(compose_math(overrides(own, out)))
+    job = LoggedJob(compose_math(overrides(own, out, cores)))
     Trainer(job).run()
     shutil.copytree(out / "run/checkpoints/latest", out / "model")
     return job.steps

@@ -109,10 +109,10 @@ def make_trainer(own: Work, out: Path, heard: Callable[[int], None]) -> GRPOTrai
     )
 
 
-def train(own: Work, out: Path) -> list[Step]:
-    """Trains in this process, and saves the model in out/model."""
+def train(own: Work, out: Path, cores: int = 1) -> list[Step]:
+    """Trains in this process, with a thread per core, and saves the model in out/model."""
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-    torch.set_num_threads(own.cores)
+    torch.set_num_threads(cores)
     steps, tokens = list[Step](), list[int]()  # tokens since the last step ended
 
     class StepEnds(TrainerCallback):

@@ -50,7 +50,6 @@ class Work:
     clip: float = 0.2
     max_grad_norm: float = 1.0
     steps: int = 40
-    cores: int = 1  # of the arm; its name sets it
 
 
 def step_problems(work: Work, step: int) -> list[Problem]:
