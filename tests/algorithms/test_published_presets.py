@@ -244,6 +244,17 @@ def test_policy_of_rlpd_climbs_the_mean_of_its_critics_and_that_of_sac_their_min
             q = made.modules["critics"](torch.cat([columns["state"], actions.flatten(1)], 1))
         best = q.min(0).values if name == "sac" else q.mean(0)
         assert float(sums.statistics[0]) == pytest.approx(float((0.3 * log_probs.sum(-1) - best).sum()), rel=1e-4)
+        (slope,) = torch.autograd.grad(sums.loss, made._log_coef)  # sac.py: -log(alpha) (log pi + target entropy)
+        entropy = {"sac": -ACTION, "rlpd": -ACTION / 2}[name]
+        assert float(slope) == pytest.approx(-float((log_probs.sum(-1) + entropy).sum()), rel=1e-4)
+
+
+def test_numbers_of_sac_are_those_of_the_authors_variants() -> None:
+    config = replay("sac").algorithm
+    assert (config.gamma, config.target_critics, config.critic_layers, config.critic_hidden_size) == (0.99, 2, 2, 256)
+    assert (config.initial_entropy_coef, config.capacity, config.warmup_steps) == (1.0, 1_000_000, 1_000)
+    assert (config.updates_per_step, config.policy_period, config.expert_steps) == (1, 1, 0)
+    assert (config.beta1, config.beta2, config.adam_eps, config.weight_decay) == (0.9, 0.999, 1e-8, 0.0)
 
 
 def test_iql() -> None:
