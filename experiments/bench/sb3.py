@@ -33,7 +33,6 @@ from typing import Any
 from experiments.bench.harness import Benchmark, Goal, Run, Spread, Timing, alternate, chosen, ratios, table
 from experiments.bench.harness.trainings import in_this_process, iterations, starting_folder
 from rlinf_embodied.compose import compose_train
-from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import ConfigError
 
@@ -76,8 +75,8 @@ CASES = {
 
 
 # --------------------------------------------------------------------------------------------------------------- MuJoCo
-def our_config(name: str, case: Case, compile: bool) -> TrainConfig:
-    """Returns the training of "mujoco" or "sac" that SB3's defaults describe, its passes compiled or not."""
+def our_words(name: str, case: Case, compile: bool) -> list[str]:
+    """Returns the arguments of the training of "mujoco" or "sac" that SB3's defaults describe, compiled or not."""
     own = {
         "mujoco": f"""policy=actor_critic algorithm=ppo_mujoco algorithm.num_minibatches={case.steps // MINIBATCH}
             policy.options.normalize_observations=false policy.options.normalize_returns=false
@@ -87,8 +86,26 @@ def our_config(name: str, case: Case, compile: bool) -> TrainConfig:
     words = f"""env=gymnasium env.id={case.task} {own[name]} cluster=serial run.exact=exact
         env.num_envs={case.num_envs} env.block_size={case.num_envs} algorithm.compile={str(compile).lower()}
         env.chunks_per_rollout={case.steps // case.num_envs}"""
-    config = compose_train(words.split())
-    return replace(config, warm_start=replace(config.warm_start, cache_dir=tempfile.mkdtemp(prefix="sb3-")))
+    return words.split()
+
+
+def peer(name: str, case: Case, library: str, seed: int) -> Any:
+    """Returns a library's PPO or SAC with its defaults, on rows in this process.
+
+    Raises:
+        ConfigError: the library is not installed.
+    """
+    from stable_baselines3.common.env_util import make_vec_env
+
+    settings = {
+        "mujoco": {"n_steps": case.steps // case.num_envs, "batch_size": MINIBATCH},
+        "sac": {
+            **{"train_freq": case.steps // case.num_envs, "gradient_steps": case.steps},
+            "learning_starts": WARM_UP * case.steps,
+        },
+    }
+    env, kind = make_vec_env(case.task, case.num_envs, seed=seed), "SAC" if name == "sac" else "PPO"
+    return _found(library, kind)("MlpPolicy", env, device="cpu", seed=seed, **settings[name])
 
 
 @contextmanager
@@ -98,26 +115,16 @@ def mujoco(name: str, case: Case, own: Options) -> Iterator[dict[str, Arm]]:
     Raises:
         ConfigError: SBX is asked for and not installed.
     """
-    from stable_baselines3.common.env_util import make_vec_env
-
-    config = our_config(name, case, own.compile)
-    job = EmbodiedJob(config)
+    config = compose_train(our_words(name, case, own.compile))
+    cache = tempfile.mkdtemp(prefix="sb3-")
+    job = EmbodiedJob(replace(config, warm_start=replace(config.warm_start, cache_dir=cache)))
     replay = ["replay on all"] if name == "sac" else []
     plan = [{"items": ["env+policy on all", *replay, "actor on all"]}]
-    settings = {
-        "mujoco": {"n_steps": case.steps // case.num_envs, "batch_size": MINIBATCH},
-        "sac": {
-            **{"train_freq": case.steps // case.num_envs, "gradient_steps": case.steps},
-            "learning_starts": WARM_UP * case.steps,
-        },
-    }
     with in_this_process(job.workflow(starting_folder(config, in_process=True)), plan) as executor:
         steps = iterations(job, executor, sys.maxsize)
         arms = {"ours": lambda: sum(int(next(steps)[1]["rollout/env_steps"]) for _ in range(own.iterations))}
         for arm, library in (SB3 | SBX if own.sbx else SB3).items():
-            env, kind = make_vec_env(case.task, case.num_envs, seed=0), "SAC" if name == "sac" else "PPO"
-            model = _found(library, kind)("MlpPolicy", env, device="cpu", seed=0, **settings[name])
-            arms[arm] = partial(_learn, model, own.iterations * case.steps)
+            arms[arm] = partial(_learn, peer(name, case, library, 0), own.iterations * case.steps)
         for _ in range(-(-WARM_UP // own.iterations) if name == "sac" else 0):
             for run in arms.values():
                 run()

@@ -50,15 +50,17 @@ class Ensemble(nn.Module):
         """Returns the values [E, B] of rows [B, D]; [K, B] for only the critics `members`, int64 [K]."""
         pick = (lambda part: part) if members is None else (lambda part: part.index_select(0, members))
         num = len(self.weights[0]) if members is None else len(members)
-        hidden, last = rows.expand(num, -1, -1), len(self.weights) - 1
-        for k, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        *layers, (last, offset) = zip(self.weights, self.biases, strict=True)
+        hidden = rows.expand(num, -1, -1)
+        for k, (weight, bias) in enumerate(layers):
             hidden = torch.baddbmm(pick(bias), hidden, pick(weight))
-            if k < last:
-                if len(self.scales):
-                    hidden = functional.layer_norm(hidden, hidden.shape[-1:])
-                    hidden = torch.addcmul(pick(self.shifts[k]), hidden, pick(self.scales[k]))
-                hidden = hidden.relu()
-        return hidden[..., 0]
+            if len(self.scales):
+                hidden = functional.layer_norm(hidden, hidden.shape[-1:])
+                hidden = torch.addcmul(pick(self.shifts[k]), hidden, pick(self.scales[k]))
+            hidden = hidden.relu()
+        return (hidden * pick(last).mT).sum(-1) + pick(offset)[
+            ..., 0
+        ]  # a product with one column wastes most of a call
 
 
 @dataclass(kw_only=True, slots=True)
