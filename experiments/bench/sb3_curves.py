@@ -12,7 +12,7 @@ Writes <out>.json and <out>.png.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,8 +40,9 @@ class Options:
     out: str = ""
 
 
-def our_curve(name: str, case: Case, seed: int, folder: Path) -> Curve:
-    """Returns (env steps, mean return), from the untrained policy on; the run is trained unless `folder` holds it."""
+def our_curve(name: str, case: Case, root: Path, seed: int) -> Curve:
+    """Returns (env steps, mean return), from the untrained policy on; a run that `root` holds is not trained again."""
+    folder = root / f"{name}_{seed}"
     number = ENV_STEPS[name] // case.steps
     asked = f"""run.num_iterations={number} run.seed={seed} run.dir={folder} eval.every={number // POINTS}
         eval.num_episodes={EPISODES} eval.num_envs={EPISODES} eval.seed={FIRST} eval.record_video=false"""
@@ -49,7 +50,7 @@ def our_curve(name: str, case: Case, seed: int, folder: Path) -> Curve:
     return rate_lines(run, "return", "")[1].points
 
 
-def peer_curve(name: str, case: Case, seed: int, library: str) -> Curve:
+def peer_curve(name: str, case: Case, library: str, seed: int) -> Curve:
     """Returns the same of a library's algorithm."""
     model, points = peer(name, case, library, seed), [(0.0, 0.0)]
     points[0] = (0.0, mean_return(case.task, model))
@@ -78,13 +79,13 @@ def measure(run: Run[Options]) -> None:
     own, folder = run.options, Path(run.options.folder).absolute()
     panels, rows, written = [], [], {}
     for name, case in chosen(own.cases, {name: CASES[name] for name in ENV_STEPS}).items():
-        arms = {"ours": lambda seed, name=name, case=case: our_curve(name, case, seed, folder / f"{name}_{seed}")}
+        arms: dict[str, Callable[[int], Curve]] = {"ours": partial(our_curve, name, case, folder)}
         for arm, library in (SB3 | SBX if own.sbx else SB3).items():
-            arms[arm] = partial(peer_curve, name, case, library=library)
+            arms[arm] = partial(peer_curve, name, case, library)
         curves: dict[str, list[Curve]] = {arm: [] for arm in arms}
         for seed in seeds_of(own.seeds, "seeds"):
             for arm, curve_of in arms.items():
-                curves[arm].append(curve_of(seed=seed))
+                curves[arm].append(curve_of(seed))
                 print(f"{name}, seed {seed}, {arm}: {curves[arm][-1][-1][1]:.0f}", flush=True)
             run.write({"returns": written | {name: curves}})
         written[name] = curves
