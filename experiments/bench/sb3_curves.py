@@ -13,6 +13,7 @@ Writes <out>.json and <out>.png.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,7 +72,7 @@ def mean_return(task: str, model: Any) -> float:
             over = terminated or truncated
             yield float(reward)
 
-    with gymnasium.make(task) as env:
+    with closing(gymnasium.make(task)) as env:
         return fmean(sum(rewards(env, FIRST + k)) for k in range(EPISODES))
 
 
