@@ -56,7 +56,6 @@ class Metaworld(Adapter):
 
     key, name, packages = "metaworld", "MetaWorld", ("metaworld", "mujoco")
     cameras = (*UPSIDE_DOWN, "topview", "gripperPOV", "behindGripper")
-    scripted = True
     Options = MetaworldOptions
     options: MetaworldOptions
 
@@ -83,7 +82,8 @@ class Metaworld(Adapter):
         one_hot_size = len(self._names) if len(self._names) > 1 else 0
         proprio = 10 if self.options.goal_in_proprio else 4
         state = {"proprio": proprio, "privileged": NUM_STATE + one_hot_size, "object": 3}
-        return Facts([(n, self.options.instructions[n]) for n in self._names], 4, state, "metaworld (mujoco)")
+        tasks = [(name, self.options.instructions[name]) for name in self._names]
+        return Facts(tasks, 4, state, "metaworld (mujoco)", scripted=True)
 
     def scene(self, task: int) -> Scene:
         num_tasks = len(self._names)

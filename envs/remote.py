@@ -148,9 +148,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     """
     opening = {"task": config.task, "rows": num_envs, "cameras": list(config.cameras), "size": config.obs_size}
     link = Server(read_options(config), opening)
-    adapter = Adapter(config.task, None)
-    adapter.scripted = link.facts.scripted  # pyright: ignore[reportAttributeAccessIssue] - per server, not per class
-    simulator = ForeignSimulator(config, adapter, link.facts, [range(num_envs)], [link])
+    simulator = ForeignSimulator(config, Adapter(config.task, None), link.facts, [range(num_envs)], [link])
     return EpisodeEnv(config, simulator, lambda: simulator.tasks, render_final)
 
 

@@ -30,6 +30,9 @@ class Walk(gymnasium.Env):
         self.place = float(self.np_random.uniform(-0.1, 0.1))
         return np.array([self.place]), {}
 
+    def expert_action(self) -> np.ndarray:
+        return np.array([self.place])
+
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.received.append(action)
         self.place += float(np.ravel(action)[0])

@@ -45,7 +45,7 @@ class Facts:
     films: bool = True  # whether it can render videos
     vectors: Mapping[str, int] = field(default_factory=dict)  # Simulator.state_vectors
     control_hz: float = 0.0  # Simulator.control_hz
-    scripted: bool = False  # whether the env of a server has an expert; `Adapter.scripted` of all others
+    scripted: bool = False  # whether its scenes have an expert
 
     @classmethod
     def of(cls, opened: Mapping[str, Any]) -> Facts:
@@ -104,7 +104,6 @@ class Adapter:
     packages: ClassVar[tuple[str, ...]] = ()  # imported in this order
     Options: ClassVar[type] = ForeignOptions
     cameras: ClassVar[tuple[str, ...]] = ()  # of its scenes; (): any name
-    scripted: ClassVar[bool] = False  # whether its scenes have an expert
     film_camera = ""  # shown in videos; "": the first of env.cameras
 
     def __init__(self, task: str, options: Any) -> None:

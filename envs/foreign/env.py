@@ -65,7 +65,7 @@ class ForeignSimulator(Simulator):
             for name, size in shapes.items()
         }
         self.image_sizes = dict.fromkeys(config.cameras, adapter.image_size(config.obs_size))
-        if adapter.scripted:
+        if facts.scripted:
             self.expert = self._scripted_expert
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:

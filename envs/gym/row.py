@@ -76,7 +76,6 @@ class Gymnasium(Adapter):
         self._size = self.image_size(size) if cameras else (FILM_SIZE, FILM_SIZE)
         first = self._first = Row(self.task, self.options, self._size)
         self._code = first.action
-        self.scripted = hasattr(first.env.unwrapped, "expert_action")
         if first.code.is_image and not first.code.dim and not cameras:
             raise SimulatorError(
                 f"env.task is {self.task!r}, which observes only an image: set env.cameras=[{RENDERED}]"
@@ -96,6 +95,7 @@ class Gymnasium(Adapter):
             history_free=first.history_free if options.history_free is None else options.history_free,
             categorical=first.action.categorical,
             films=first.draws,
+            scripted=hasattr(first.env.unwrapped, "expert_action"),
         )
 
     def image_size(self, size: int) -> tuple[int, int]:

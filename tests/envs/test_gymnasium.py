@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import gym_envs
 import gymnasium
 import numpy as np
 import pytest
@@ -70,12 +69,12 @@ def test_an_expert_of_the_env_acts_in_its_units_or_in_those_of_policies() -> Non
     box = spaces.Box(np.array([-90.0, 0.0]), np.array([90.0, 100.0]), dtype=np.float64)
     assert ActionCode.of(box, "arm", is_physical=True).encode(np.array([45.0, 100.0])).tolist() == [45.0, 100.0]
     assert ActionCode.of(box, "arm").encode(np.array([45.0, 120.0])).tolist() == [0.5, 1.0]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gym_envs.Walk, "expert_action", lambda self: np.array([self.place]), raising=False)
-        env = make_env(replace(WALK, options={"physical_actions": True}), 2)
+    for task, python in ((WALK.task, {}), (f"tests.{WALK.task}", {"python": sys.executable})):
+        env = make_env(replace(WALK, task=task, options={"physical_actions": True, **python}), 2)
         assert torch.equal(env.expert_actions(), torch.zeros(2, 1))
         seen = env.reset([1, 2])
         assert torch.equal(env.expert_actions(), seen.proprio)
+        env.close()
 
 
 def test_the_camera_may_have_any_name_and_images_need_not_be_square() -> None:
