@@ -178,7 +178,7 @@ class EpisodeEnv:
                 f"restore got an episode of {longest} actions, but episodes end after {self.spec.horizon}: "
                 "restore running episodes only"
             )
-        if rows and not self.simulator.history_free:
+        if rows and not self.history_free:
             raise SimulatorError(
                 f"restore got {len(rows)} running episodes, but on {self.spec.backend} an episode is not known "
                 "to be a function of seed and actions: use env.carry_over=false, or an env that can be replayed "
@@ -205,6 +205,11 @@ class EpisodeEnv:
                 "(docs/warm_start.md), or a task, control mode and robot of envs/tasks.py"
             )
         return self.simulator.expert()
+
+    @property
+    def history_free(self) -> bool:
+        """Whether an episode is a function of its seed and its actions."""
+        return self.simulator.history_free
 
     @property
     def solved(self) -> Tensor:
@@ -333,7 +338,11 @@ class EpisodeEnv:
         once, at_end = float(self._solved_once[row]), float(self._state.success[row])
         solved = {"success_once": once, "success_at_end": at_end} if self.spec.has_success else {}
         metrics = solved | {"return": total, "episode_len": float(length), "reward": total / length}
-        return EpisodeEnd(row=row, seed=self._seeds[row], task=self.row_tasks()[row].name, metrics=metrics)
+        task = self.row_tasks()[row]
+        return EpisodeEnd(
+            *(row, self._seeds[row], metrics, task.name),
+            task_instruction="" if self._config.perturb.instruction else task.instruction,
+        )
 
     # ---------------------------------------------------------------------------------------------------- observations
     def _vectors_of(self, config: EnvConfig, simulator: Simulator) -> dict[str, slice]:

@@ -1,6 +1,7 @@
 """What makes the number of an evaluation misleading: looked for in every evaluation, and warned of.
 
-env stage     Watch: states, images, actions and successes of each row's episode -> WatchedEpisode
+env stage     Watch: states, images, actions and successes of each row's episode -> WatchedEpisode;
+              after the first round each row but the first begins the episode of the row before it
 policy stage  the largest change of a row's action when the other rows of its call change
 driver        `warnings`: what of it is suspicious
 """
@@ -8,6 +9,7 @@ driver        `warnings`: what of it is suspicious
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,15 +26,17 @@ _RARE = 0.02  # share of episodes below which nothing is said
 _SATURATED = 0.8  # share of an action's components at the ends of their range, above which it is suspicious
 _EDGE = 0.999
 _MIXED = 1e-3  # change of an action, in its range of 2
+_ANOTHER = 0.1  # difference of two images of one start, as a share of that between episodes: renders may be inexact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedEpisode(EpisodeEnd):
     """A finished episode, and what was observed of it in addition to its metrics."""
 
-    instruction: str
+    instruction: str  # that the policy got
     state: str  # digest of its first state vectors
     images: str  # digest of its first images, "" without
+    changed: bool  # whether another row began it with other images
     first_success: int | None  # env steps before it, 0: solved at reset; None: never
     moved: bool  # whether any state vector changed
     actions: tuple[float, float, float] | None  # lowest, highest, share at the ends of the range; None: the expert's
@@ -45,7 +49,8 @@ class Watch:
     def __init__(self, observation: Observation, solved: Tensor | None) -> None:
         """Begins with what the rows show at the start of their episodes, and whether they are solved [N], if known."""
         n = len(observation)
-        self._shown = observation
+        self._first = self._shown = observation
+        self._changed = [False] * n
         self._states = [_digest(row) for row in observation.proprio.cpu()]
         self._images = ["" for _ in range(n)]
         for images in observation.images.values():
@@ -68,6 +73,20 @@ class Watch:
         self._steps += valid.sum(1)
         self._shown = result.observation
 
+    def compare_rows(self, rows: Sequence[int], again: Observation) -> None:
+        """Compares the first images of episodes with those that another row shows of the same starts.
+
+        In `again` each of `rows` begins the episode of the row before it, except the first, whose state is old.  This
+        detects every fixed assignment p of rows to the rows whose images they show, if starts look different: as row
+        k + 1 shows what row k did, p(k) = p(k + 1) - 1, so p(k) = p(0) + k; no p(k) exceeds the last row, so p(0) = 0.
+        """
+        first, second = (torch.cat([i.flatten(1).cpu() for i in o.images.values()], 1) for o in (self._first, again))
+        distance = lambda a, b: float((a.float() - b.float()).abs().mean())  # noqa: E731
+        pairs = list(itertools.pairwise(rows))
+        usual = sum(distance(first[row], first[after]) for row, after in pairs) / len(pairs)
+        for row, after in pairs:
+            self._changed[row] = distance(first[row], second[after]) > _ANOTHER * usual
+
     def episode(self, end: EpisodeEnd, env_id: int, video: str) -> WatchedEpisode:
         """Returns a row's episode, under the row's number over all blocks."""
         row = end.row
@@ -77,10 +96,11 @@ class Watch:
             saturated = (chosen.abs() >= _EDGE).float().mean()
             seen = float(chosen.min(0).values.sum()), float(chosen.max(0).values.sum()), float(saturated)
         return WatchedEpisode(
-            *(env_id, end.seed, dict(end.metrics), end.task),
+            *(env_id, end.seed, dict(end.metrics), end.task, end.task_instruction),
             instruction=self._shown.instruction[row],
             state=self._states[row],
             images=self._images[row],
+            changed=self._changed[row],
             first_success=self._success[row],
             moved=bool(self._moved[row]) or not self._shown.proprio.shape[1],
             actions=seen,
@@ -105,8 +125,8 @@ def warnings(
     """
     number, found = len(episodes), list[str]()
 
-    def note(count: int, text: str) -> None:
-        if count >= max(2, _RARE * number):
+    def note(count: int, text: str, rare: float = max(2, _RARE * number)) -> None:
+        if count >= rare:
             found.append(f"{count} of {number} episodes {text}")
 
     note(sum(e.first_success == 0 for e in episodes), "begin solved")
@@ -118,13 +138,12 @@ def warnings(
     images = {e.images: e.state for e in episodes if e.images}
     alike = sum(e.images != "" and images[e.images] != e.state for e in episodes)
     note(alike, "begin with the images of another state: rows may show another row's")
+    changed = sum(e.changed for e in episodes)
+    note(changed, "begin with other images in another row: rows may show another row's", rare=1)
+    wrong = sum(e.task_instruction not in ("", e.instruction) for e in episodes)
+    note(wrong, "have an instruction that is not their task's: rows may get another row's", rare=1)
     for kind, seeds in seen.items():
         note(sum(e.seed in seeds for e in episodes), f"have seeds that were used before, for {kind}")
-    tasks, instructions = {e.task for e in episodes}, {e.instruction for e in episodes}
-    if len(tasks) > len(instructions):
-        found.append(
-            f"episodes of {len(tasks)} tasks have {len(instructions)} instructions: rows may get another row's"
-        )
     if mixed > _MIXED:
         found.append(f"a row's action changes by {mixed:.2g} with the other rows of a policy call: rows are mixed up")
     chosen = [e.actions for e in episodes if e.actions is not None]

@@ -29,7 +29,7 @@ from rlinf_embodied.embodied.outcome import EvaluationResult, episode_means
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage, episodes_of
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.envs import EnvSpec, EpisodeEnd, Observation
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, of_type
@@ -154,9 +154,19 @@ class EvaluationEnvStage(EnvStage):
                 write_video(folder / name, [frame.cpu().numpy() for frame in frames], *_VIDEO)
                 files[row] = f"{folder.name}/{name}"
                 self._write_trace((folder / name).with_suffix(".npz"), shard, row)
+        if step_context.round == 0 and len(ends) > 1 and shard.env.spec.cameras:
+            self._compare_rows(shard, ends)
         shard.results, watches, ids = [], self._watches, shard.env_ids.tolist()
         watched = (watches[shard.blocks].episode(end, ids[row], files.get(row, "")) for row, end in ends.items())
         return Output(dict.fromkeys(blocks), RolloutReport(tuple(watched), steps, {}))
+
+    def _compare_rows(self, shard: Shard, ends: Mapping[int, EpisodeEnd]) -> None:
+        """Begins the episode of each row again in the next one, for the detectors, and freezes all rows."""
+        if getattr(shard.env, "history_free", False):
+            rows = sorted(ends)
+            again = shard.env.reset([ends[row].seed for row in rows[:-1]], rows[1:])
+            self._watches[shard.blocks].compare_rows(rows, again)
+            shard.env.restore([None] * len(shard.env_ids))
 
 
 def policy_stage(

@@ -189,6 +189,7 @@ class EpisodeEnd:
     seed: int
     metrics: Mapping[str, float]
     task: str = ""  # the row's task, if rows have several
+    task_instruction: str = ""  # that task's instruction; "" if it is unknown or the policy gets a paraphrase of it
 
 
 @dataclass(frozen=True, slots=True)

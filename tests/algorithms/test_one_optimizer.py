@@ -175,6 +175,21 @@ def test_a_value_head_on_the_policys_trunk_has_its_own_rate_and_is_trained_alone
     assert moved == {False}, "the trunk and the policy stay as they are"
 
 
+@pytest.mark.parametrize(("bound", "steps"), [(0.5, 1.0), (1e-9, 1e-4)])
+def test_the_gradient_of_the_value_head_has_its_own_bound(config, batch, bound: float, steps: float) -> None:
+    """Adam's first step is lr g / (|g| + eps): a bound on |g| far below eps makes it small."""
+    given = {"max_grad_norm": 0.5, "value_max_grad_norm": bound, "value_lr": 1e-3, "adam_eps": 1e-5}
+    algorithm = replace(config.algorithm, one_optimizer=False, **given)
+    policy = ActorCritic(config.policy, SEEN, seed=1)
+    learners, joint = replicated(policy, algorithm, Reducer(SoloGroup(), (0,)))
+    objective, block = Objective(algorithm, 1.0, policy.evaluate, policy.value, joint), samples(batch)
+    before = [p.detach().clone() for p in policy.value_parameters()]
+    passes = partial(objective.value_passes, {0: block})
+    learners[POLICY].step({0: torch.arange(ROWS)}, passes, only=(VALUE_GROUP,))
+    changes = [float((p - old).detach().abs().max()) for p, old in zip(policy.value_parameters(), before, strict=True)]
+    assert 0.1 * steps < max(changes) / 1e-3 <= 1.01 * steps
+
+
 def test_warm_up_and_further_epochs_step_the_value_head_alone(config, batch, monkeypatch) -> None:
     counts = {"epochs": 1, "value_epochs": 3, "num_minibatches": 1, "critic_warmup_iterations": 1}
     algorithm = replace(config.algorithm, one_optimizer=False, **counts)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,16 @@ FAULTS = {
         *(PointSimulator, "images", lambda self, rows, see=PointSimulator.images: see(self, [0] * len(rows))),
         "14 of 16 episodes begin with the images of another state: rows may show another row's",
     ),
+    "the next row's image": (
+        PointSimulator,
+        "images",
+        lambda self, rows, see=PointSimulator.images: see(self, [(row + 1) % self.num_rows for row in rows]),
+        "1 of 16 episodes begin with other images in another row: rows may show another row's",
+    ),
+    "images in the order of the rows that are drawn": (
+        *(PointSimulator, "images", lambda self, rows, see=PointSimulator.images: see(self, range(len(rows)))),
+        "7 of 16 episodes begin with other images in another row",
+    ),
     "constant output": (
         *(TinyVLA, "act", acted(lambda actions: torch.full_like(actions, 0.3))),
         "all actions of all episodes are the same",
@@ -94,12 +105,18 @@ def test_a_planted_fault_is_warned_of(fault: str, tmp_path, monkeypatch, capsys)
     assert f"warning: {found[0]}" in capsys.readouterr().out
 
 
-def test_tasks_that_share_an_instruction_are_warned_of(tmp_path, monkeypatch) -> None:
-    env = ["env=libero", "env.options.adapter=libero_stand_in.StandIn", "env.obs_size=4", "env.horizon=8"]
-    words = "episodes of 10 tasks have 1 instructions: rows may get another row's"
-    assert words not in evaluate(tmp_path / "right", "policy=random", *env)["warnings"]
-    monkeypatch.setattr(EpisodeEnv, "_instructions", lambda self, rows: ("do it",) * len(rows))
-    assert words in evaluate(tmp_path / "wrong", "policy=random", *env)["warnings"]
+@pytest.mark.parametrize("turn", [0, 1])
+def test_instructions_of_other_tasks_are_warned_of(turn: int, tmp_path, monkeypatch) -> None:
+    """Each row gets the next row's instruction (turn=1), or all get the first row's."""
+    env = ["policy=random", "env=libero", "env.options.adapter=libero_stand_in.TwoAlike", "env.obs_size=4"]
+    warned = lambda name, *more: evaluate(tmp_path / name, *env, "env.horizon=8", *more)["warnings"]  # noqa: E731
+    assert not any("instruction" in text for text in warned("right")), "tasks 0 and 1 have one instruction"
+    right = EpisodeEnv._instructions
+    wrong = lambda self, rows: right(self, [(row + 1) % len(rows) if turn else 0 for row in rows])  # noqa: E731
+    monkeypatch.setattr(EpisodeEnv, "_instructions", wrong)
+    text = "episodes have an instruction that is not their task's: rows may get another row's"
+    assert any(text in found for found in warned("wrong"))
+    assert not any(text in found for found in warned("paraphrased", "env.perturb.instruction=true"))
 
 
 def test_a_horizon_that_cuts_is_warned_of(tmp_path) -> None:
@@ -176,9 +193,32 @@ def test_a_watch_tells_states_and_images_of_all_cameras_apart() -> None:
     assert watch.episode(ended(0, 0), 0, "").moved, "without a state vector nobody can tell"
 
 
+def shows(rows: Sequence[int]) -> Observation:
+    """Returns images that differ from row to row."""
+    images = torch.tensor(rows, dtype=torch.uint8)[:, None, None, None, None].expand(-1, 1, 2, 2, 3)
+    return observed(torch.zeros(len(rows), 1), ("go",) * len(rows), images)
+
+
+def changed(first: Sequence[int], again: Sequence[int], rows: Sequence[int]) -> list[bool]:
+    watch = Watch(shows(first), None)
+    watch.compare_rows(rows, shows(again))
+    return [watch.episode(ended(row, row), row, "").changed for row in rows]
+
+
+def test_every_wrong_assignment_of_images_to_rows_is_detected() -> None:
+    starts, again = [60, 120, 180, 240], [99, 60, 120, 180]  # row 0 stays where its episode ended
+    for p in itertools.product(range(4), repeat=4):
+        found = changed([starts[k] for k in p], [again[k] for k in p], range(4))
+        assert any(found) == (p != (0, 1, 2, 3)), p
+    assert not any(changed(starts, [99, 61, 119, 181], range(4))), "renders that are not exact"
+    assert not any(changed([9, 9, 9], [9, 9, 9], range(3))), "all episodes look the same"
+    assert changed([60, 0, 120, 180], [0, 0, 60, 99], [0, 2, 3]) == [False, True, False], "row 1 does not run"
+
+
 def watched(seed: int, actions: tuple[float, float, float]) -> WatchedEpisode:
-    shown = {"instruction": "go", "state": str(seed), "images": "", "first_success": None, "moved": True}
-    return WatchedEpisode(row=0, seed=seed, metrics={}, **shown, actions=actions)
+    shown = {"instruction": "go", "state": str(seed), "images": "", "changed": False}
+    noted = {"first_success": None, "moved": True, "actions": actions}
+    return WatchedEpisode(row=0, seed=seed, metrics={}, **shown, **noted)
 
 
 def warned(episodes: list[WatchedEpisode], categorical: bool = False) -> list[str]:

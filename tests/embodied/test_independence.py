@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from runs import clone, cluster, tiny
 
+from envs.episodes import EpisodeEnv
 from envs.foreign.adapter import folder_of
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, held_out, policy_stage
@@ -33,15 +34,15 @@ def run(config: TrainConfig, rows: int, block: int = 4, devices: int = 1, times:
     return [evaluation.run(0) for _ in range(times)][-1]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("maniskill", marks=pytest.mark.sim),
-        "gymnasium",
-        "libero",
-        pytest.param("metaworld", marks=pytest.mark.skipif(NOT_INSTALLED, reason="MetaWorld is not installed")),
-    ],
-)
+ENVS = [
+    pytest.param("maniskill", marks=pytest.mark.sim),
+    "gymnasium",
+    "libero",
+    pytest.param("metaworld", marks=pytest.mark.skipif(NOT_INSTALLED, reason="MetaWorld is not installed")),
+]
+
+
+@pytest.mark.parametrize("name", ENVS)
 def test_outcomes_do_not_depend_on_rows_blocks_workers_or_what_was_evaluated_before(name: str) -> None:
     config = tiny(*SMALL, *CASES[name])
     first = run(config, rows=1, block=1).episodes
@@ -49,3 +50,19 @@ def test_outcomes_do_not_depend_on_rows_blocks_workers_or_what_was_evaluated_bef
     assert len({str(e.metrics) for e in first}) > 1  # they differ from each other
     for how in ({"rows": 2}, {"rows": 8}, {"rows": 32}, {"rows": 8, "devices": 2}, {"rows": 2, "times": 2}):
         assert plain(run(config, **how).episodes) == plain(first), how
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_images_do_not_depend_on_the_row_and_those_of_the_next_row_are_warned_of(name: str, monkeypatch) -> None:
+    images = {"gymnasium": ["env=gymnasium", "env.id=gym_envs:Dot-v0", "env.cameras=[rgb_array]", "env.chunk=1"]}
+    images["gymnasium"] += ["env.options.history_free=true", "env.chunks_per_rollout=12", "policy=actor_critic"]
+    config = tiny(*SMALL, *(images.get(name) or CASES[name]))
+    asked = held_out(config.env, replace(config.eval, num_envs=3), config.run, acting="random")
+    stage = policy_stage("eval_policy", None, "", asked)
+    evaluate = lambda: Evaluation(asked, stage, SerialSession(), cluster(1)).run(0)  # noqa: E731
+    text, right, rendered = "episodes begin with other images in another row", evaluate(), EpisodeEnv._rendered
+    assert [e.seed for e in right.episodes] == list(range(9000, 9008)), "the last round has two episodes in three rows"
+    assert not any(text in found for found in right.warnings)
+    wrong = lambda self, rows: rendered(self, [(row + 1) % 3 for row in rows])  # noqa: E731
+    monkeypatch.setattr(EpisodeEnv, "_rendered", wrong)
+    assert any(text in found for found in evaluate().warnings)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from policy_calls import acted, rows_of_calls
+from policy_calls import acted, rows_of_calls, shown
 from runs import clone, executor_for, iterate, tiny, trees
 
+from rlinf_embodied.embodied.evaluation import held_out, policy_stage
 from rlinf_embodied.embodied.rollout_stage import RolloutStage, _Rollout
 from rlinf_embodied.embodied.warm_start import NewPolicyConfig, NewPolicyStage
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces.policies import Distribution
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
@@ -59,6 +63,23 @@ def test_actions_of_a_chunk_may_repeat_noise() -> None:
     for noise in (half, whole):  # uniform on (0, 1): mean 1/2, variance 1/12
         assert float((noise[:, -1].mean() - 0.5).abs()) < 0.02
         assert float((noise[:, -1].var() - 1 / 12).abs()) < 0.01
+
+
+def test_greedy_actions_of_a_flow_policy_begin_at_normal_noise_of_each_episode(monkeypatch) -> None:
+    config, acts = tiny("policy=flow_vla"), []
+    asked = held_out(config.env, replace(config.eval, num_episodes=8, num_envs=4), config.run)
+    stage = RolloutStage(policy_stage("eval_policy", config.policy, str(clone(config)), asked).config)  # pyright: ignore
+    stage.setup(solo_context((0,), "cpu"))
+    act = stage._policy.act
+    monkeypatch.setattr(stage._policy, "act", lambda *given: acts.append(given[1:]) or act(*given))
+    for step in range(2):
+        stage.step(StepContext(0, round=1, chunk_step=step), {0: shown(config.env)})
+    kind = stage._policy.spec.greedy_noise
+    assert kind is not None
+    assert kind.distribution is Distribution.normal
+    for step, (noise, temperature) in enumerate(acts):
+        assert temperature == 0.0
+        assert torch.equal(noise, kind.draw(config.run.seed, "evaluate", range(4, 8), step)), "episodes 4 to 7"
 
 
 _LATE = ["env.execute_steps=2", "env.chunks_per_rollout=6", "env.perturb.inference_delay=1"]
