@@ -16,13 +16,13 @@ from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.log_probs import to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import (
     LARGEST_LOG_RATIO,
+    importance_weights,
     policy_loss,
     reference_kl,
-    truncated_importance_weights,
     value_loss,
 )
 from rlinf_embodied.algorithms.policy_losses import Clipped
-from rlinf_embodied.config import AlgorithmConfig, Critic, Level, PolicyLoss, Sharding, Source, TrainConfig
+from rlinf_embodied.config import AlgorithmConfig, Critic, Level, PolicyLoss, RatioLevel, Sharding, Source, TrainConfig
 from rlinf_embodied.config.algorithm import require_dual_clip
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
@@ -122,7 +122,7 @@ class OnPolicyConfig(AlgorithmConfig):
         require(supports_bc or not self.bc_coef, "algorithm.bc_coef", self.bc_coef, rule, action)
         require_dual_clip(self.dual_clip, self.loss)
         level, rule = self.ratio_level, f"{type(self.loss).__name__} has one ratio per chunk"
-        fits = level is Level.chunk or not self.loss.sequence_level
+        fits = level is Level.chunk or self.loss.level is RatioLevel.token
         require(fits, "algorithm.ratio_level", level.value, rule, "use chunk")
         bounds = ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm")  # inf disables it
         require_numbers(self, "algorithm", *bounds, above=True, high=math.inf)
@@ -199,7 +199,7 @@ class Objective:
         if algorithm.tis_cap is not None:
             assert rows.rollout_log_probs is not None, "with a cap all samples are rescored first"
             recorded = to_level(rows.rollout_log_probs, valid, level)
-            importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
+            importance, _ = importance_weights(old, recorded, mask, algorithm.tis_cap)
         reference = rows.reference_log_probs
         reference = None if reference is None else to_level(reference, valid, level)
         terms = policy_loss(
@@ -213,7 +213,7 @@ class Objective:
             importance,
             loss=algorithm.loss,
             dual_clip=algorithm.dual_clip,
-            length=(valid.sum(-1) * choices).clamp(min=1) if algorithm.loss.sequence_level else None,
+            length=(valid.sum(-1) * choices).clamp(min=1) if algorithm.loss.level is RatioLevel.geometric else None,
             reference=reference,
         )
         entropy = torch.zeros_like(rows.weights) if evaluation.entropy is None else evaluation.entropy.sum(-1)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf_embodied.algorithms.policy_losses import Clipped, PolicyEntries
-from rlinf_embodied.config import PolicyLoss
+from rlinf_embodied.config import PolicyLoss, RatioLevel
 from rlinf_embodied.errors import ObjectiveError
 
 _CLIPPED = Clipped()
@@ -58,21 +58,24 @@ def policy_loss(
         loss = sum w u l(r, A, ...)
         approx_kl = sum (r - 1) - log r         clipped = sum [r outside of the clip range]
 
-    With `length`, the number of choices of an entry, log r is divided by it for l and the clip range: a geometric mean.
+    With `length`, the number of choices of an entry, r is a geometric mean: log pi - log pi_old is divided by `length`,
+    except for approx_kl.
 
     Log-probs are at the ratio's level (`log_probs.to_level`), those of pi with a gradient.  Advantages A, the mask, and
     weights w (for example to give all trajectories the same weight) are at that level or a coarser one.  The importance
-    u (`truncated_importance_weights`; None: 1) does not enter the sum of weights.
+    u (`importance_weights`; None: 1) does not enter the sum of weights.
 
     Raises:
         ObjectiveError: the shape of the loss is not that of its entries.
     """
     mask, weights, advantages = (_aligned(coarse, log_probs) for coarse in (mask, weights, advantages))
     weights, advantages = torch.where(mask, weights, 0.0), torch.where(mask, advantages, 0.0)
-    log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = (log_ratio if length is None else log_ratio / length).exp()
+    log_probs, old_log_probs = (torch.where(mask, x, 0.0) for x in (log_probs, old_log_probs))
+    difference = log_probs - old_log_probs
+    log_ratio = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = (log_ratio if length is None else (difference / length).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).exp()
     reference = None if reference is None else torch.where(mask, reference, 0.0)
-    inputs = (torch.where(mask, log_probs, 0.0), ratio, advantages, clip_low, clip_high, dual_clip, reference)
+    inputs = (log_probs, old_log_probs, ratio, advantages, clip_low, clip_high, dual_clip, reference)
     entries = loss(PolicyEntries(*inputs))
     if entries.shape != ratio.shape:
         raise ObjectiveError(
@@ -106,17 +109,36 @@ def reference_kl(
 
 
 @torch.no_grad()
-def truncated_importance_weights(
-    training: Float[Tensor, "*axes"], rollout: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"], cap: float
-) -> Float[Tensor, "*axes"]:
-    """Returns min(rho, cap) for each entry, without a gradient; 1 where masked.
+def importance_weights(
+    training: Float[Tensor, "*axes"],
+    rollout: Float[Tensor, "*axes"],
+    mask: Bool[Tensor, "*axes"],
+    cap: float,
+    *,
+    floor: float = 0.0,
+    level: RatioLevel = RatioLevel.token,
+    masks: bool = False,
+) -> tuple[Float[Tensor, "*axes"], Bool[Tensor, "*axes"]]:
+    """Returns weights that correct entries' losses for the sampling policy, and which ratios lie out of bounds.
 
-    rho = exp(training - rollout) of log-probs.  Truncated importance sampling (Ionides 2008, "Truncated Importance
-    Sampling"): the cap bounds the variance at the price of a bias.  Multiplied with an entry's loss, it corrects for
-    the sampling policy (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", who
-    cap at 2).
+        rho = exp(training - rollout) of an entry's log-probs; at the level sequence the product of these over the
+              unmasked entries of the last axis, at the level geometric their geometric mean
+        weight = min(max(rho, floor), cap); with `masks` rho within these bounds, and 0 outside
+
+    Weights have no gradient, and are arbitrary where masked.  Truncated importance sampling (Ionides 2008, "Truncated
+    Importance Sampling") bounds the variance at the price of a bias; per token with a cap of 2 by Yao et al. 2025
+    ("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training").  Masks: IcePop per token (Ring-1T, arXiv
+    2510.18855; floor 0.5, cap 5), and per sequence (Liu et al. 2025, "When Speed Kills Stability: Demystifying RL
+    Collapse from the Training-Inference Mismatch").
     """
-    return torch.where(mask, training - rollout, 0.0).exp().clamp(max=cap)
+    log_ratio = torch.where(mask, training - rollout, 0.0)
+    if level is not RatioLevel.token:
+        log_ratio = log_ratio.sum(-1, keepdim=True).expand(mask.shape)
+    if level is RatioLevel.geometric:
+        log_ratio = log_ratio / mask.sum(-1, keepdim=True).clamp(min=1)
+    ratio = log_ratio.exp()
+    outside = (ratio < floor) | (ratio > cap)
+    return (ratio.masked_fill(outside, 0.0) if masks else ratio.clamp(floor, cap)), outside
 
 
 @torch.no_grad()

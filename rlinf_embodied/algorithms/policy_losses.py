@@ -6,12 +6,17 @@ Configs name them, so the module does not import torch (see compose/composition.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rlinf_embodied.config import PolicyLoss
+from rlinf_embodied.config import PolicyLoss, RatioLevel
+from rlinf_embodied.config.checks import require_numbers
+from rlinf_embodied.errors import ObjectiveError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_LARGEST_RATIO = 20.0  # of DPPO, as in verl
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,7 @@ class PolicyEntries:
     """The inputs of a policy's loss, one entry per ratio; masked entries have ratio 1, and 0 in all other columns."""
 
     log_probs: Tensor  # float32 [*axes], log pi, with a gradient
+    old_log_probs: Tensor  # [*axes], log pi_old
     ratio: Tensor  # [*axes], pi / pi_old, with a gradient
     advantages: Tensor  # [*axes]
     clip_low: float
@@ -55,7 +61,18 @@ class Clipped(PolicyLoss):
 class GSPO(Clipped):
     """PPO's loss with one ratio per chunk or completion, the geometric mean over its choices (arXiv 2507.18071)."""
 
-    sequence_level = True
+    level = RatioLevel.geometric
+
+
+@dataclass(kw_only=True, slots=True)
+class SequenceClipped(Clipped):
+    """PPO's loss with one ratio per chunk or completion, the product over its choices.
+
+    A completion is one action, as in RLOO (arXiv 2402.14740, section 3): at r = 1 the gradient is -A grad log pi of the
+    whole completion.
+    """
+
+    level = RatioLevel.sequence
 
 
 @dataclass(kw_only=True, slots=True)
@@ -66,3 +83,46 @@ class CISPO(PolicyLoss):
 
     def __call__(self, entries: PolicyEntries) -> Tensor:
         return -(entries.clipped_ratio.detach() * entries.advantages * entries.log_probs)
+
+
+class Divergence(StrEnum):
+    """How far p = pi(a) is from q = pi_old(a), where all other choices count as one."""
+
+    tv = "tv"  # total variation, |p - q|
+    kl = "kl"  # KL(pi_old || pi), q log(q / p) + (1 - q) log((1 - q) / (1 - p))
+
+
+@dataclass(kw_only=True, slots=True)
+class DPPO(PolicyLoss):
+    """-m sg(min(r, 20)) A log pi; m is 0 if the divergence exceeds the threshold and A would increase it, otherwise 1.
+
+    It bounds a divergence where PPO bounds the ratio, which restricts unlikely choices most ("Rethinking the Trust
+    Region in LLM Reinforcement Learning", arXiv 2602.04879, section 4; binary variants, as verl's dppo_tv and dppo_kl).
+    The paper's q is the sampler's probability.
+
+    Raises:
+        ObjectiveError: a log-prob is positive, as those of continuous choices can be.
+    """
+
+    regularizes = False
+
+    divergence: Divergence = Divergence.tv
+    threshold: float = 0.15  # the authors use 0.15 for tv, 0.05 for kl
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "algorithm.loss", "threshold", above=True)
+
+    def __call__(self, entries: PolicyEntries) -> Tensor:
+        now, old, advantages = entries.log_probs.detach(), entries.old_log_probs, entries.advantages
+        if (largest := float(now.max())) > 1e-3:
+            raise ObjectiveError(
+                f"algorithm.loss is DPPO, which compares probabilities of discrete choices, but a log-prob is "
+                f"{largest:.3g}: a density; use algorithm.loss=clipped"
+            )
+        p, q = now.exp(), old.exp()
+        divergence = (p - q).abs()
+        if self.divergence is Divergence.kl:
+            other = [(-x.clamp(max=1 - 1e-7)).log1p() for x in (q, p)]  # log of the probability of all other choices
+            divergence = q * (old - now) + (1 - q) * (other[0] - other[1])
+        inside = (divergence <= self.threshold) | ((p - q) * advantages <= 0)
+        return -(inside * entries.ratio.detach().clamp(max=_LARGEST_RATIO) * advantages * entries.log_probs)

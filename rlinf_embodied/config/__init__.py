@@ -15,7 +15,16 @@ All defaults are here; the files under configs/ contain only what differs from t
 the rule and the next action.  A component receives its own section; only the entry points receive the whole config.
 """
 
-from rlinf_embodied.config.algorithm import LOSSES, AlgorithmConfig, Level, PolicyLoss, Reduction, Sharding, Source
+from rlinf_embodied.config.algorithm import (
+    LOSSES,
+    AlgorithmConfig,
+    Level,
+    PolicyLoss,
+    RatioLevel,
+    Reduction,
+    Sharding,
+    Source,
+)
 from rlinf_embodied.config.commands import (
     FREE_ON_RESUME,
     KEPT_ON_RESUME,

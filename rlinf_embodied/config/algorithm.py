@@ -42,10 +42,20 @@ class Level(StrEnum):
     chunk = "chunk"
 
 
+class RatioLevel(StrEnum):
+    """What one ratio pi / pi' of probabilities stands for."""
+
+    token = "token"  # one choice (in the embodied workflow a Level)
+    sequence = "sequence"  # a chunk or completion: the product over its choices
+    geometric = "geometric"  # a chunk or completion: the geometric mean over its choices
+
+
 LOSSES = {  # names of policy losses on the command line and in presets
     "clipped": "rlinf_embodied.algorithms.policy_losses.Clipped",
     "cispo": "rlinf_embodied.algorithms.policy_losses.CISPO",
+    "dppo": "rlinf_embodied.algorithms.policy_losses.DPPO",
     "gspo": "rlinf_embodied.algorithms.policy_losses.GSPO",
+    "sequence": "rlinf_embodied.algorithms.policy_losses.SequenceClipped",
 }
 
 
@@ -57,7 +67,7 @@ class PolicyLoss:
     """
 
     needs_reference: ClassVar[bool] = False  # whether it uses log-probs under the run's starting policy
-    sequence_level: ClassVar[bool] = False  # one ratio per chunk or completion: the geometric mean over its choices
+    level: ClassVar[RatioLevel] = RatioLevel.token  # of its ratios
     regularizes: ClassVar[bool] = True  # whether an entry without an advantage has a gradient; false saves passes
     takes_dual_clip: ClassVar[bool] = False
 

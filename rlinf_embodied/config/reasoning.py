@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlinf_embodied.config.algorithm import PolicyLoss, Reduction, Sharding, require_dual_clip
+from rlinf_embodied.config.algorithm import PolicyLoss, RatioLevel, Reduction, Sharding, require_dual_clip
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.language import Precision
 
@@ -169,7 +169,6 @@ class LossLevel(StrEnum):
     token = "token"  # every token of the minibatch (DAPO, arXiv 2503.14476)
     sequence = "sequence"  # every completion, by the mean over its tokens (GRPO, arXiv 2402.03300)
     constant = "constant"  # the sum over tokens, over a fixed length (Dr. GRPO, arXiv 2503.20783)
-    sum = "sum"  # every completion, by the sum over its tokens: its log-prob is one number (RLOO, arXiv 2402.14740)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -227,6 +226,9 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
     entropy_coef: float = 0.0
     kl_coef: float = 0.0  # towards the starting policy
     tis_cap: float | None = 2.0  # truncated importance sampling: largest pi_training / pi_rollout; None: off
+    tis_floor: float = 0.0  # smallest pi_training / pi_rollout
+    tis_level: RatioLevel = RatioLevel.token  # of that ratio
+    tis_masks: bool = False  # ratios outside of [tis_floor, tis_cap] weigh 0 instead of the nearest bound
     # PPO
     gamma: float = 1.0
     gae_lambda: float = 0.95
@@ -240,6 +242,7 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         require_numbers(self, "algorithm", *at_least_one, low=1)
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
         require_numbers(self, "algorithm", "value_lr", "tis_cap", low=0, above=True)
+        require_numbers(self, "algorithm", "tis_floor")
         require_numbers(self, "algorithm", "clip_low", "clip_high", above=True, high=math.inf)
         require_dual_clip(self.dual_clip, self.loss)
         counts = ("max_resamples", "critic_warmup_iterations", "lr_warmup_iterations")
@@ -248,14 +251,23 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         rule = f"{self.name.value} compares the completions of a prompt, so a group needs at least two"
         enough = self.group_size >= (2 if compares else 1)
         require(enough, "algorithm.group_size", self.group_size, rule, "use 8, or algorithm=ppo")
-        rule, action = "RLOO makes one step per iteration", "use epochs=1 num_minibatches=1, or algorithm=grpo"
-        for name in ("epochs", "num_minibatches") if self.name is ReasoningName.rloo else ():
-            require(getattr(self, name) == 1, f"algorithm.{name}", getattr(self, name), rule, action)
+        level, rule = self.loss_level, f"{type(self.loss).__name__} has one loss per completion, not per token"
+        fits = level is LossLevel.sequence or self.loss.level is not RatioLevel.sequence
+        require(fits, "algorithm.loss_level", str(level), rule, "use sequence")
+        self._check_importance()
         dynamic, rule = self.dynamic_sampling, "PPO has no groups whose rewards could be compared"
         action = "set it to false, or use algorithm=dapo"
         require(compares or not dynamic, "algorithm.dynamic_sampling", dynamic, rule, action)
         drops, rule = self.drop_zero_variance_groups, "dynamic sampling replaces what was dropped"
         require(drops or not dynamic, "algorithm.drop_zero_variance_groups", drops, rule, "set it to true")
+
+    def _check_importance(self) -> None:
+        cap, rule = self.tis_cap, "without algorithm.tis_cap losses have no weights that it could bound"
+        for name in ("tis_floor", "tis_masks"):
+            value = getattr(self, name)
+            require(cap is not None or not value, f"algorithm.{name}", value, rule, "use algorithm.tis_cap=2.0")
+        rule = f"it lies below algorithm.tis_cap={cap}"
+        require(cap is None or self.tis_floor < cap, "algorithm.tis_floor", self.tis_floor, rule, "use 0")
 
     @property
     def needs_reference(self) -> bool:

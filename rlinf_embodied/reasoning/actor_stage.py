@@ -281,7 +281,7 @@ class ActorStage(LanguageLearner):
 
     def _metrics(self, fitted: Fitted) -> dict[str, float]:
         assert self._differences is not None
-        mean = lambda name: fitted.mean(name, "ratios")  # noqa: E731
+        mean = lambda name: fitted.mean(name, "actions")  # noqa: E731
         metrics = policy_metrics(fitted) | {
             "losses/mismatch_mean": mean("mismatch"),
             "losses/mismatch_max": self._differences[0],

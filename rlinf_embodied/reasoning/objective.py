@@ -18,12 +18,12 @@ from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out
 from rlinf_embodied.algorithms.losses import (
     LARGEST_LOG_RATIO,
     PolicySums,
+    importance_weights,
     mismatch,
     policy_loss,
     reference_kl,
-    truncated_importance_weights,
 )
-from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig, ReasoningName
+from rlinf_embodied.config import LossLevel, Precision, RatioLevel, ReasoningAlgorithmConfig, ReasoningName
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -205,9 +205,10 @@ class Objective:
             weights = weights / mask.sum(-1, keepdim=True).clamp(min=1)
         if self.ratio_counts is not None:
             self.ratio_counts.add_(Histogram.count((log_probs - old).detach()[weights > 0], LARGEST_LOG_RATIO))
-        importance = None
+        importance, outside = None, torch.zeros_like(mask)
         if algorithm.tis_cap is not None:
-            importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
+            bounds = {"floor": algorithm.tis_floor, "level": algorithm.tis_level, "masks": algorithm.tis_masks}
+            importance, outside = importance_weights(old, recorded, mask, algorithm.tis_cap, **bounds)
         reference = None if rows.reference is None else cut(rows.reference)
         terms = self._policy_loss(log_probs, old, cut(rows.advantages), mask, weights, importance, reference)
         loss = terms.loss
@@ -220,7 +221,7 @@ class Objective:
         statistics = [
             *(terms.loss, terms.approx_kl, terms.clipped, terms.count),
             *((entropy * mask).sum(), mask.sum()),
-            *(*self._mismatch(block, log_probs.detach(), old, recorded, mask), kl.sum()),
+            *(*self._mismatch(block, log_probs.detach(), old, recorded, mask), (mask & outside).sum(), kl.sum()),
         ]
         sums = torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics])
         return LossSums(loss, mask.new_tensor(weight, dtype=torch.float32), sums * scale)
@@ -236,8 +237,8 @@ class Objective:
         reference: Tensor | None,
     ) -> PolicySums:
         """Returns the policy's loss over tokens, [B, R], or over whole completions if the loss is of that level."""
-        algorithm, length = self.algorithm, None
-        if algorithm.loss.sequence_level:  # one ratio and one advantage per completion
+        algorithm, length, level = self.algorithm, None, self.algorithm.loss.level
+        if level is not RatioLevel.token:  # one ratio and one advantage per completion
             total = lambda table: torch.where(mask, table, 0.0).sum(-1)  # noqa: E731
             length = mask.sum(-1).clamp(min=1)
             importance = None if importance is None else total(importance) / length
@@ -248,23 +249,22 @@ class Objective:
             *(algorithm.clip_low, algorithm.clip_high, weights, importance),
             loss=algorithm.loss,
             dual_clip=algorithm.dual_clip,
-            length=length,
+            length=length if level is RatioLevel.geometric else None,
             reference=reference,
         )
 
     def _mismatch(self, block: int, log_probs: Tensor, old: Tensor, recorded: Tensor, mask: Tensor) -> list[Tensor]:
-        """Returns sums of differences between training's and generation's log-probs, and of capped weights."""
+        """Returns sums of differences between training's and generation's log-probs."""
         distance, largest, kl, ratios = mismatch(old, recorded, mask)
         largest_ratio = torch.where(mask, log_probs - old, 0.0).abs().max()
         differences = torch.stack([largest.float(), largest_ratio]).cpu()
         self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
-        cap = torch.inf if self.algorithm.tis_cap is None else self.algorithm.tis_cap
-        return [distance, kl, ratios, (mask & (old - recorded > torch.tensor(cap).log())).sum()]
+        return [distance, kl, ratios]
 
     def _weight(self, rows: TrainingRows, index: Sequence[int]) -> float:
         """Returns the contribution of rows to the loss's denominator."""
         counted = [row for row in index if row < rows.num_trained]
-        if self.algorithm.loss_level in (LossLevel.sequence, LossLevel.sum):
+        if self.algorithm.loss_level is LossLevel.sequence:
             return float(len(counted))
         if self.algorithm.loss_level is LossLevel.constant:
             return float(len(counted) * self.max_new_tokens)

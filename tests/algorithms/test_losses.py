@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms import losses as L
 from rlinf_embodied.algorithms.iql import expectile_loss
+from rlinf_embodied.algorithms.policy_losses import DPPO, GSPO, Divergence
+from rlinf_embodied.config import RatioLevel
 from rlinf_embodied.errors import ObjectiveError
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
@@ -199,9 +202,74 @@ def test_the_estimate_is_the_kl_in_expectation_and_keeps_small_differences():
 
 def test_importance_weights_are_capped_ratios_without_a_gradient():
     training = TRAINING.clone().requires_grad_()
-    weights = L.truncated_importance_weights(training, BEHAVIOUR, MASK, cap=2.0)
+    weights, outside = L.importance_weights(training, BEHAVIOUR, MASK, cap=2.0)
     torch.testing.assert_close(weights, torch.tensor([[1.0, 2.0, 1.0], [math.exp(-2), 1.0, 1.0]]))
     assert not weights.requires_grad
+    assert outside[MASK].tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("masks", [False, True], ids=["truncate", "mask"])
+@pytest.mark.parametrize(
+    ("level", "floor", "cap"),
+    [("token", 0.0, 1.2), ("token", 0.8, 1.2), ("sequence", 0.0, 1.2), ("sequence", 0.7, 1.5), ("geometric", 0.9, 1.1)],
+)
+def test_importance_weights_of_each_level_are_truncated_or_masked(level, floor, cap, masks):
+    """Row by row in NumPy: rho per token, prod rho (Liu et al. 2025), (prod rho)^(1/n); IcePop's range [floor, cap]."""
+    draw = torch.Generator().manual_seed(0)
+    rollout, mask = -torch.rand(40, 6, generator=draw), torch.rand(40, 6, generator=draw) < 0.7
+    training = rollout + 0.25 * torch.randn(40, 6, generator=draw)
+    settings = {"floor": floor, "level": RatioLevel(level), "masks": masks}
+    garbage = torch.where(mask, training, torch.nan)
+    weights, outside = L.importance_weights(garbage, rollout, mask, cap, **settings)
+    changed = 0
+    for row in range(40):
+        kept = mask[row].numpy()
+        rho = np.exp((training[row] - rollout[row]).double().numpy()[kept])
+        if level != "token":
+            rho = np.full(len(rho), rho.prod() ** (1.0 if level == "sequence" else 1 / max(1, len(rho))))
+        inside = (rho >= floor) & (rho <= cap)
+        expected = np.where(inside, rho, 0.0) if masks else np.clip(rho, floor, cap)
+        np.testing.assert_allclose(weights[row].numpy()[kept], expected, rtol=1e-5)
+        assert (outside[row].numpy()[kept] == ~inside).all()
+        changed += int((~inside).sum())
+    assert 0.1 < changed / int(mask.sum()) < 0.9
+
+
+def test_the_ratio_of_a_long_completion_is_a_mean_before_it_is_bounded():
+    # 500 tokens, each 1.05 times as likely: the sum of log ratios, 24.4, is beyond MAX_LOG_RATIO
+    now, ones = torch.tensor([500 * math.log(1.05)], requires_grad=True), torch.ones(1)
+    rows = (now, torch.zeros(1), torch.tensor([-1.0]), ones.bool(), 0.1, 0.1, ones)
+    found = L.policy_loss(*rows, loss=GSPO(), length=500 * ones)
+    found.loss.backward()
+    assert found.loss.item() == pytest.approx(1.05)
+    assert now.grad is not None
+    assert now.grad.item() == pytest.approx(1.05 / 500)
+
+
+@pytest.mark.parametrize(("divergence", "threshold"), [("tv", 0.15), ("kl", 0.05)])
+def test_dppo_masks_what_would_leave_a_trust_region_of_probabilities(divergence, threshold):
+    """arXiv 2602.04879: of sampled tokens with p = pi(a), q = pi_old(a), a gradient r A grad log pi, or none."""
+    draw = torch.Generator().manual_seed(0)
+    old, now = (torch.rand(400, generator=draw).clamp(1e-3, 1 - 1e-3).log() for _ in range(2))
+    now[:100] = old[:100] + 0.1 * torch.randn(100, generator=draw)
+    now, advantages = now.clamp(max=-1e-6).requires_grad_(), torch.randn(400, generator=draw)
+    ones = torch.ones(400)
+    loss = DPPO(divergence=Divergence(divergence), threshold=threshold)
+    L.policy_loss(now, old, advantages, ones.bool(), 0.2, 0.2, ones, loss=loss).loss.backward()
+    masked = 0
+    for i in range(400):
+        p, q, a = (float(x[i].double()) for x in (now.detach().double().exp(), old.double().exp(), advantages))
+        kl = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+        leaves = (abs(p - q) if divergence == "tv" else kl) > threshold and ((a > 0 and p > q) or (a < 0 and p < q))
+        masked += leaves
+        assert now.grad[i].item() == pytest.approx(0.0 if leaves else -min(p / q, 20.0) * a, rel=1e-4)
+    assert 40 < masked < 360
+
+
+def test_dppo_refuses_densities():
+    ones = torch.ones(1)
+    with pytest.raises(ObjectiveError, match=r"algorithm\.loss is DPPO.* 0\.5: a density; use algorithm\.loss=clipped"):
+        L.policy_loss(0.5 * ones, ones, ones, ones.bool(), 0.2, 0.2, ones, loss=DPPO())
 
 
 @pytest.mark.parametrize("expectile", [0.1, 0.5, 0.9])

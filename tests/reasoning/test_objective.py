@@ -17,7 +17,7 @@ from torch import Tensor
 from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.policy_losses import Clipped
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig, TinyLMConfig
+from rlinf_embodied.config import LossLevel, RatioLevel, ReasoningAlgorithmConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import TokenBatch
@@ -87,15 +87,29 @@ def plain_loss(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorit
             clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
             loss = -torch.minimum(ratio * advantage, clipped * advantage)
             if algorithm.tis_cap is not None:
-                loss = loss * min(math.exp(float(old - rows.rollout_log_probs[i, t])), algorithm.tis_cap)
+                loss = loss * importance(policy, rows, algorithm, i, t)
             if rows.reference is not None:
                 apart = rows.reference[i, t].double() - log_prob
                 loss = loss + algorithm.kl_coef * (apart.exp() - 1 - apart)
             of_row.append(loss - algorithm.entropy_coef * entropy)
         level, total = algorithm.loss_level, torch.stack(of_row).sum()
         sums.append(total / len(of_row) if level is LossLevel.sequence else total)
-        weights += {"token": len(of_row), "sequence": 1, "constant": LONGEST, "sum": 1}[level]
+        weights += {"token": len(of_row), "sequence": 1, "constant": LONGEST}[level]
     return torch.stack(sums).sum() / weights
+
+
+def importance(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorithmConfig, i: int, t: int) -> float:
+    """The weight of a token, or of its whole completion, that corrects for the sampler."""
+    old = rows.old_log_probs
+    if old is None:
+        old = all_log_probs(policy, rows.sequences, TEMPERATURE, 1000)
+    difference = (old - rows.rollout_log_probs)[i].double()
+    kept = difference[rows.sequences.mask[i]]
+    level = algorithm.tis_level
+    ratio = math.exp({"token": difference[t], "sequence": kept.sum(), "geometric": kept.mean()}[level])
+    if algorithm.tis_masks and not algorithm.tis_floor <= ratio <= algorithm.tis_cap:
+        return 0.0
+    return min(max(ratio, algorithm.tis_floor), algorithm.tis_cap)
 
 
 def gradient(loss: Tensor, policy: CausalLM) -> Tensor:
@@ -120,6 +134,25 @@ def test_its_gradient_is_that_of_the_definition(policy, level, old_log_probs, bu
     assert 0.1 < statistics["capped"] / statistics["ratios"] < 0.9
 
 
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize(
+    ("tis_level", "floor", "cap"), [("token", 0.9, 1.1), ("sequence", 0.5, 1.1), ("geometric", 0.95, 1.0)]
+)
+def test_importance_weights_are_per_token_or_per_completion(policy, tis_level, floor, cap, masks):
+    tis = {"tis_level": RatioLevel(tis_level), "tis_floor": floor, "tis_cap": cap, "tis_masks": masks}
+    algorithm = ReasoningAlgorithmConfig(tokens_per_microbatch=17, **EVERYTHING | tis)
+    rows = rows_of(policy)
+    found, statistics = found_sums(policy, rows, algorithm)
+    torch.testing.assert_close(found, gradient(plain_loss(policy, rows, algorithm), policy), atol=2e-6, rtol=1e-4)
+    assert 0.1 < statistics["capped"] / statistics["actions"] < 0.95
+    assert statistics["weight"] == sum(COMPLETIONS)  # masked tokens count in the mean
+
+
+def test_metrics_are_means_over_tokens_if_a_ratio_stands_for_a_completion():
+    _, metrics = learned(tiny_math("algorithm.loss=gspo", "algorithm.drop_zero_variance_groups=false"), 1)
+    assert metrics["losses/mismatch_ratio"] == pytest.approx(1.0, abs=1e-3)
+
+
 @pytest.mark.parametrize("level", LossLevel)
 def test_what_a_tool_said_is_no_part_of_the_loss(policy, level):
     algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **EVERYTHING)
@@ -141,7 +174,7 @@ def test_completions_without_an_advantage_count_in_the_mean_alone(policy, level,
     none = replace(rows, advantages=torch.zeros_like(rows.advantages))
     found, statistics = found_sums(policy, none, ReasoningAlgorithmConfig(loss_level=level))
     assert not found.any()
-    assert statistics["weight"] == {"token": sum(COMPLETIONS), "sequence": 6, "constant": 6 * LONGEST, "sum": 6}[level]
+    assert statistics["weight"] == {"token": sum(COMPLETIONS), "sequence": 6, "constant": 6 * LONGEST}[level]
 
 
 @pytest.mark.parametrize(("level", "options"), [("token", {}), ("sequence", EVERYTHING)])

@@ -60,8 +60,7 @@ class Batch:
 
 def found_gradient(policy: CausalLM, algorithm: ReasoningAlgorithmConfig, batch: Batch) -> Tensor:
     """Returns the gradient [D] that the actor forms of the batch."""
-    several = algorithm.name != "rloo"  # RLOO is on-policy: its one step is made at the weights that sampled
-    made = batch.round(several, algorithm.kl_coef > 0, algorithm.name == "ppo")
+    made = batch.round(True, algorithm.kl_coef > 0, algorithm.name == "ppo")
     rows = training_rows([made], algorithm, MIXED if algorithm.dynamic_sampling else None)
     parameters = policy.parameters()
     alone = replace(algorithm, tis_cap=None)  # the sampler is the policy itself
@@ -135,12 +134,16 @@ def dr_grpo(groups: list[list[Row]], batch: Batch) -> Tensor:
 
 
 def rloo(groups: list[list[Row]], batch: Batch) -> Tensor:
-    """2402.14740: 1/k sum_i (R_i - mean of the others) grad log pi(y_i); a completion is one action."""
+    """2402.14740: 1/k sum_i (R_i - mean of the others) grad log pi(y_i); a completion is one action.
+
+    After the first of several steps, times pi(y_i) / pi_old(y_i).
+    """
     terms = []
     for k, group in enumerate(groups):
         for i, row in enumerate(group):
             others = [r for j, r in enumerate(REWARDS[k]) if j != i]
-            terms.append((REWARDS[k][i] - sum(others) / len(others)) * row[0].sum())
+            ratio = (row[0].sum() - row[1].sum()).exp().detach()
+            terms.append((REWARDS[k][i] - sum(others) / len(others)) * ratio * row[0].sum())
     return -torch.stack(terms).mean()
 
 

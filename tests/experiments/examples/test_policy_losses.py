@@ -82,7 +82,10 @@ def test_the_same_losses_train_language_models(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ("algorithm.loss=ppo", "algorithm.loss is 'ppo'|one of clipped, cispo, gspo|give one, or algorithm.loss._targ"),
+        (
+            "algorithm.loss=ppo",
+            "algorithm.loss is 'ppo'|one of clipped, cispo, dppo, gspo, sequence|give one, or algorithm.loss._targ",
+        ),
         (f"{SPO_TARGET} algorithm.loss.epsilon=0", "algorithm.loss.epsilon is 0.0|positive|use 0.2"),
         (f"{SPO_TARGET} algorithm.loss.epsilom=1", "algorithm.loss.epsilom is unknown|mean algorithm.loss.epsilon?"),
         (f"{SPO_TARGET} algorithm.loss.epsilon=x", "algorithm.loss.epsilon is 'x'|must be float"),
