@@ -60,14 +60,14 @@ class GenerationStage(LanguageStage):
     def __init__(self, stage_config: StageConfig) -> None:
         super().__init__(stage_config)
         if stage_config.config.generation.precision is Precision.bfloat16:
-            self._stage_config = replace(stage_config, share="generation")
+            self._stage_config = replace(stage_config, share="generation", dtype=torch.bfloat16)
+        self._in_process = stage_config.config.generation.engine != "vllm"  # whether the engine uses the stage's copy
 
     def setup(self, context: StageContext) -> None:
         """Takes the worker's copy of the model, or in bfloat16 loads a separate one; creates the engine."""
         super().setup(context)
-        if self._config.generation.precision is Precision.bfloat16:
-            for parameter in self._shared.policy.module.parameters():  # not buffers, such as rotary frequencies
-                parameter.data = parameter.data.to(torch.bfloat16)
+        if not self._in_process:
+            self._shared.leave(self._user)  # before vLLM's server measures the device's free memory
         self._engine = engine_of(self._config, self._shared.policy, self._shared.version)
         self._runner: EpisodeRunner | None = None  # None: episodes are a loop of stages
         if not self._config.has_loop:
@@ -112,6 +112,10 @@ class GenerationStage(LanguageStage):
     def close(self, step_context: StepContext, last: Mapping[int, object]) -> Output:
         """Returns nothing: EpisodeStage has the episodes."""
         return Output(dict.fromkeys(last))
+
+    def onload(self, step_context: object) -> None:
+        if self._in_process:
+            super().onload(step_context)
 
     def leave(self) -> None:
         if self._runner is not None:

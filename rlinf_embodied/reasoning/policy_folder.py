@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
+import torch
+
 from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.weights import SharedPolicy, move
@@ -27,21 +29,29 @@ class StageConfig:
     config: MathConfig
     folder: str  # of the model; "": a new model
     share: str = "policy"  # stages of a worker with the same name share one copy of the weights
+    dtype: torch.dtype | None = None  # of that copy's parameters; None: config.policy.precision
     without_adapters: bool = False  # uses the model with adapters switched off
 
 
-def load_policy(config: LanguagePolicyConfig, folder: str, seed: int, device: str) -> SharedPolicy[LanguagePolicy]:
-    """Returns the policy of a folder ("": a new one, drawn from the seed) on a device."""
+def load_policy(
+    config: LanguagePolicyConfig, folder: str, seed: int, device: str, dtype: torch.dtype | None = None
+) -> SharedPolicy[LanguagePolicy]:
+    """Returns the policy of a folder ("": a new one, drawn from the seed) on a device.
+
+    With `dtype` parameters are converted to it before they reach the device; None: they stay as config.precision says.
+    """
     policy_class = cast(type[LanguagePolicy], load_target(config._target_))
     policy = policy_class.from_config(config, Path(folder) if folder else None, seed)
+    for parameter in policy.module.parameters() if dtype is not None else ():  # not buffers, as rotary frequencies
+        parameter.data = parameter.data.to(dtype)
     move(policy.module, device)
     return SharedPolicy(policy, device=device)
 
 
 def shared_model(context: StageContext, stage_config: StageConfig) -> SharedPolicy[LanguagePolicy]:
     """Returns the worker's copy of a model, loaded on first use."""
-    run = stage_config.config
-    load = lambda: load_policy(run.policy, stage_config.folder, run.run.seed, context.device)  # noqa: E731
+    run, settings = stage_config.config, (stage_config.folder, stage_config.config.run.seed, context.device)
+    load = lambda: load_policy(run.policy, *settings, stage_config.dtype)  # noqa: E731
     return cast(SharedPolicy[LanguagePolicy], context.share(stage_config.share, load))
 
 

@@ -11,8 +11,9 @@ from runs import clone, executor_for, iterate
 
 from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.config import MathConfig
+from rlinf_embodied.learning import weights
 from rlinf_embodied.learning.optimizer import FlatOptimizer
-from rlinf_embodied.reasoning import generation_stage
+from rlinf_embodied.reasoning import generation_stage, policy_folder
 from rlinf_embodied.reasoning.batch import Batch, Completions
 from rlinf_embodied.reasoning.generation_stage import GenerationStage
 from rlinf_embodied.reasoning.objective import Objective
@@ -58,6 +59,26 @@ def same(one: object, other: object, tolerance: float = 0.0) -> None:
     assert (one.problems, one.texts, one.version) == (other.problems, other.texts, other.version)
     assert torch.equal(one.rows.tokens, other.rows.tokens)
     assert (one.log_probs - other.log_probs).abs().max() <= tolerance
+
+
+def test_a_copy_in_bfloat16_reaches_its_device_in_that_precision(monkeypatch):
+    config = tiny_math("generation.precision=bfloat16")
+    stage, moved = GenerationStage(StageConfig(config, str(clone(config)))), []
+    for module in (policy_folder, weights):
+        monkeypatch.setattr(module, "move", lambda model, _: moved.append({p.dtype for p in model.parameters()}))
+    stage.setup(solo_context(BLOCKS))
+    assert moved
+    assert all(dtypes == {torch.bfloat16} for dtypes in moved)
+
+
+def test_with_vllm_a_worker_keeps_no_copy_of_the_policy_on_its_device(monkeypatch):
+    config, users = tiny_math("generation.engine=vllm", "run.exact=false"), []
+    stage = GenerationStage(StageConfig(config, str(clone(config))))
+    monkeypatch.setattr(generation_stage, "engine_of", lambda *_: users.append(set(stage._shared.users)))
+    stage.setup(solo_context(BLOCKS))
+    stage.onload(StepContext(0))
+    assert users == [set()]  # when the server starts
+    assert stage._shared.users == set()
 
 
 def test_a_block_is_returned_before_those_after_it_are_decoded(decoder_steps):

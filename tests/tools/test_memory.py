@@ -3,12 +3,16 @@
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.plan import meta_models
+from policies.causal_lm import CausalLM
+from policies.text_codec import char_tokenizer
+from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy
 from rlinf_embodied.compose import CONFIG_DIR
 from rlinf_embodied.config import LoraSettings, MemoryConfig, Precision
 from rlinf_embodied.planning.profile import load_profile
-from rlinf_embodied.tools.memory import ModelSize, held, memory_table, pass_bytes
+from rlinf_embodied.tools.memory import ByteCounter, ModelSize, _fused_attention, held, memory_table, pass_bytes
 
 FROZEN = 10**9
 
@@ -58,3 +62,19 @@ def test_a_pass_of_qwen_1_5b_over_16k_tokens_takes_at_most_12_gb_with_its_gradie
     policy = meta_models(config, MemoryConfig(precision=Precision.float32, lora=LoraSettings(rank=0)))["full"]
     gradients = 4 * sum(p.numel() for p in policy.parameters())
     assert 6.1e9 < gradients < pass_bytes(policy, 16384) <= 12e9
+
+
+def test_a_pass_of_smollm2_over_2k_tokens_takes_less_than_half_of_one_with_whole_logits_and_activations() -> None:
+    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+    with torch.device("meta"):
+        plain, other, third = (LlamaForCausalLM(LlamaConfig(**shape, **heads)) for _ in range(3))
+        tokens = torch.zeros(1, 2048, dtype=torch.long)
+    with ByteCounter() as whole, _fused_attention():
+        logits = plain(input_ids=tokens[:, :-1], use_cache=False).logits
+        log_probs, _ = token_log_probs_and_entropy(logits, tokens[:, 1:], 1.0, False)
+        torch.autograd.grad(log_probs.sum(), list(plain.parameters()))
+    chunked = pass_bytes(CausalLM(other, char_tokenizer()), 2048)
+    lean = pass_bytes(CausalLM(third, char_tokenizer(), checkpoints=True), 2048)
+    assert lean < whole.peak / 2
+    assert [round(count / 1e9, 1) for count in (whole.peak, chunked, lean)] == [5.0, 4.4, 1.6]
