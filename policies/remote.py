@@ -1,4 +1,4 @@
-"""A policy behind any server of openpi's websocket protocol (docs/serving.md).
+"""A policy behind any server of openpi's or vla-eval's websocket protocol (docs/serving.md).
 
 A server of this project receives all rows of a call at once, with the noise: its actions equal those of the same
 checkpoint in this process.  Other servers receive one request per row.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from policies.acting import ActingPolicy
 from rlinf_embodied.config import PolicyConfig, RemoteConfig
-from rlinf_embodied.errors import ConfigError, ServerError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Distribution, Features, Noise, PolicyOutput, PolicySpec
@@ -72,16 +72,11 @@ class RemotePolicy(ActingPolicy):
         if self._client.ours is not None:
             drawn = None if noise is None else noise.cpu().numpy()
             call = {"rows": rows, "noise": drawn, "temperature": temperature}
-            chunks = self._client.infer({**request, OURS: call})
+            chunks = self._client.infer({**request, OURS: call}, self._chunk)
         else:
             requests = [{name: value[row] for name, value in request.items()} for row in range(rows)]
-            chunks = np.stack([self._client.infer(single) for single in requests])
-        if chunks.shape[1] < self._chunk:
-            action = f"use env.chunk={chunks.shape[1]} or less"
-            raise ServerError(
-                f"{self.source}, which returns {chunks.shape[1]} of env.chunk={self._chunk} actions: {action}"
-            )
-        actions = torch.from_numpy(chunks[:, : self._chunk].copy())
+            chunks = np.stack([self._client.infer(single, self._chunk) for single in requests])
+        actions = torch.from_numpy(chunks)
         return PolicyOutput(actions, {"actions": actions}, torch.zeros(*actions.shape[:2], 1))
 
 

@@ -113,7 +113,7 @@ class TrainConfig(TrainingConfig):
 class RemoteConfig:
     """The policy server of policy=remote (docs/serving.md)."""
 
-    url: str | None = None  # ws://<host>:<port>
+    url: str | None = None  # ws://<host>:<port>; ws://<host>:<port>/vla-eval for vla-eval's protocol
     timeout_s: float = 60.0  # time limit of a response
     keys: dict[str, str] = field(default_factory=dict)  # {observation/image: observation.images.base_camera}, ours last
     chunk: int = 0  # number of actions of a response that are used; a command sets it to env.chunk

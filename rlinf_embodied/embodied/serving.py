@@ -43,6 +43,8 @@ from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.serving import (
     OURS,
     VERSION,
+    VLA_EVAL,
+    VLA_EVAL_HELLO,
     PolicyClient,
     listen,
     observation_of,
@@ -55,7 +57,6 @@ from rlinf_embodied.runtime.session import find_cluster
 log = logging.getLogger(__name__)
 _KEPT = 100_000  # latencies, the last ones
 _BAR = 40  # characters
-VLA_EVAL = "/vla-eval"  # of the url of clients of vla-eval; all others are openpi's
 _Answer = tuple[np.ndarray, dict[str, float]]  # actions [C, A] or [B, C, A], server_timing
 _Waiting = tuple[Observation, asyncio.Future[_Answer]]
 
@@ -147,7 +148,7 @@ class PolicyServer:
         """Gives a client of vla-eval one action per observation: those of a chunk that are executed, in order."""
         left, spec, views = deque[np.ndarray](), self._policy.spec, self._env.cameras
         wants = {"send_wrist_image": len(views) > 1, "send_state": self._env.proprio_dim > 0}
-        own = {"harness_version": "0.8.0", "protocol_version": 1, "model_server": spec.name, "capabilities": {}}
+        own = {**VLA_EVAL_HELLO, "model_server": spec.name, "capabilities": {}}
         async for data in connection:
             message = unpack(data)
             kind, shown, number = message.get("type"), dict(message.get("payload") or {}), message.get("seq", 0)

@@ -1,4 +1,4 @@
-"""openpi's websocket protocol, between a policy server and its clients (docs/serving.md).
+"""openpi's and vla-eval's websocket protocols, between a policy server and its clients (docs/serving.md).
 
     on connection    server -> client    metadata, a dict
     then, in turn    client -> server    an observation, a dict
@@ -7,6 +7,14 @@
 Messages are msgpack; arrays are {b"__ndarray__": True, b"data": bytes, b"dtype": "<f4", b"shape": [5, 7]}.  A server of
 this project describes itself under "rlinf" in its metadata.  It also accepts requests of B rows with the entry
 "rlinf": {"rows": B, "temperature": float, "noise": [B, ...] or None}, each of which is a separate policy call.
+
+vla-eval's protocol is used if the path of the url is /vla-eval.  A message is {"type", "payload", "seq", "timestamp"},
+and the keys of arrays are texts:
+
+    on connection    both                "hello" with {"protocol_version": 1, ...}
+    episode          client -> server    "episode_start", which ends the running chunk
+    then, in turn    client -> server    "observation" with {"images": {...}, "states", "task_description"}
+                     server -> client    "action" with {"actions": float32 [A] or [C, A]}, or "error"; equal seq
 """
 
 from __future__ import annotations
@@ -32,9 +40,12 @@ from rlinf_embodied.errors import ConfigError, ServerError
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation
 
 VERSION = 1  # of "rlinf"
+VLA_EVAL = "/vla-eval"  # path of a url; all others are openpi's
+VLA_EVAL_HELLO = {"harness_version": "0.8.0", "protocol_version": 1}
 MAX_BYTES = 1 << 28  # of a message
 STATE, IMAGES = "observation.state", "observation.images."  # LeRobot's names
 PRIVILEGED, PROMPT, OURS = "observation.privileged", "prompt", "rlinf"
+_OF_VLA_EVAL = {STATE: "states", PROMPT: "task_description"}  # its names of ours
 _BY_POSITION = (("observation.image", "image"), ("observation.wrist_image", "wrist_image"))  # openpi's LIBERO
 
 
@@ -75,33 +86,82 @@ def _decoded(value: dict) -> object:
 
 
 class PolicyClient:
-    """A connection to a policy server."""
+    """A connection to a policy server, by vla-eval's protocol if its url ends in /vla-eval, otherwise by openpi's."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         """Connects, and reads the server's metadata; `timeout_s` is the time limit of each response.
 
         Raises:
-            ConfigError: no policy server answers at the url, or one of another version of this project.
+            ConfigError: no policy server answers at the url, or one of another version of the protocol.
         """
-        self._url, self._timeout_s = url, timeout_s
+        self._url, self._timeout_s, self._is_vla_eval, self._number = url, timeout_s, url.endswith(VLA_EVAL), 0
         try:
-            self._socket = connect(url, compression=None, max_size=MAX_BYTES, open_timeout=timeout_s)
-            self.ours: dict[str, Any] | None = unpack(self._socket.recv(timeout_s)).get(OURS)  # None: another project's
+            # no pings: a server that compiles its model does not answer them in time
+            self._socket = connect(
+                url, compression=None, max_size=MAX_BYTES, open_timeout=timeout_s, ping_interval=None
+            )
+            if self._is_vla_eval:
+                self._socket.send(pack_vla_eval("hello", VLA_EVAL_HELLO, 0))
+            greeting = unpack(self._socket.recv(timeout_s))
+            self.ours: dict[str, Any] | None = greeting.get(OURS)  # None: another project's
+            payload, needed = greeting.get("payload"), VLA_EVAL_HELLO["protocol_version"]
+            version = payload.get("protocol_version") if isinstance(payload, dict) else None
+            if self._is_vla_eval and version != needed:
+                raise ServerError(f"protocol_version of vla-eval's hello is {version}, and not {needed}")
             if self.ours is not None and self.ours.get("version") != VERSION:
                 raise ServerError(f"version {self.ours.get('version')} of the protocol, and not {VERSION}")
         except (WebSocketException, OSError, ServerError, ValueError) as error:
-            action = "start one by `python experiments/serve_policy.py checkpoint=<dir>`, or correct the url"
+            action = "start one by `python experiments/serve_policy.py checkpoint=<dir>`, or correct the url, "
+            action += f"which ends in {VLA_EVAL} for a server of vla-eval"
             why = f"no policy server answers there ({error or type(error).__name__})"
             raise ConfigError(f"remote.url is {url!r}, but {why}: {action}") from error
 
-    def infer(self, request: Mapping[str, Any]) -> np.ndarray:
-        """Returns the server's actions, float32 [C, A], or [B, C, A] for a request with rows.
+    def infer(self, request: Mapping[str, Any], chunk: int) -> np.ndarray:
+        """Returns the server's first `chunk` actions, float32 [chunk, A], or [B, chunk, A] for a request with rows.
 
         Raises:
-            ServerError: the server is gone, refused the request, or responded in another form.
+            ServerError: the server is gone, refused the request, or responded in another form or with fewer actions.
         """
+        ask = self._ask_vla_eval if self._is_vla_eval else self._ask_openpi
+        actions, ndim = ask(request, chunk), 3 if OURS in request else 2
+        if not isinstance(actions, np.ndarray) or actions.ndim != ndim:
+            form = getattr(actions, "shape", type(actions).__name__)
+            rule = f"`actions` of its response is {form}, not an array of {ndim} dimensions"
+            action = "use a server of openpi's, or of vla-eval's at a url that ends in " + VLA_EVAL
+            raise ServerError(f"the policy server at {self._url} speaks another protocol: {rule}: {action}")
+        if (number := actions.shape[-2]) < chunk:
+            rule = f"returns {number} of env.chunk={chunk} actions: use env.chunk={number} or less"
+            raise ServerError(f"the policy server at {self._url} {rule}")
+        return actions[..., :chunk, :].astype(np.float32)
+
+    def _ask_openpi(self, request: Mapping[str, Any], chunk: int) -> object:
+        return unpack(self._ask(pack(request))).get("actions")
+
+    def _ask_vla_eval(self, request: Mapping[str, Any], chunk: int) -> object:
+        """Begins an episode, and so a new chunk; a server that returns single actions gets the observation for each."""
+        shown: dict[str, Any] = {"images": {}}
+        for name, value in request.items():
+            part = shown["images"] if np.ndim(value) > 2 else shown
+            part[_OF_VLA_EVAL.get(name, name.removeprefix(IMAGES))] = value
+        messages, actions = [pack_vla_eval("episode_start", {"task": {"name": request.get(PROMPT)}}, 0)], []
+        while len(actions) < chunk:
+            self._number += 1
+            response = unpack(self._ask(*messages, pack_vla_eval("observation", shown, self._number)))
+            payload, messages = response.get("payload"), []
+            if response.get("type") == "error":
+                raise ServerError(f"the policy server at {self._url} refused an observation: {payload}")
+            is_answer = response.get("seq") == self._number
+            found = payload.get("actions") if is_answer and isinstance(payload, dict) else None
+            if not isinstance(found, np.ndarray) or found.ndim != 1:
+                return found
+            actions.append(found)
+        return np.stack(actions)
+
+    def _ask(self, *messages: bytes) -> bytes:
+        """Returns the response to several messages, of which the last one gets one."""
         try:
-            self._socket.send(pack(request))
+            for message in messages:
+                self._socket.send(message)
             response = self._socket.recv(self._timeout_s)
         except (WebSocketException, OSError) as error:  # TimeoutError is one
             why = str(error) or f"no answer in {self._timeout_s:g} s"
@@ -109,12 +169,7 @@ class PolicyClient:
             raise ServerError(f"the policy server at {self._url} is gone ({why}): {action}") from error
         if isinstance(response, str):
             raise ServerError(f"the policy server at {self._url} refused an observation: {response}")
-        actions, ndim = unpack(response).get("actions"), 3 if OURS in request else 2
-        if not isinstance(actions, np.ndarray) or actions.ndim != ndim:
-            form = getattr(actions, "shape", type(actions).__name__)
-            rule = f"`actions` of its response is {form}, not an array of {ndim} dimensions: use a server of openpi's"
-            raise ServerError(f"the policy server at {self._url} speaks another protocol: {rule}")
-        return actions.astype(np.float32)
+        return response
 
     def close(self) -> None:
         self._socket.close()

@@ -1,4 +1,4 @@
-"""A checkpoint behind openpi's websocket protocol, and such servers as the policy of an evaluation."""
+"""A checkpoint behind openpi's and vla-eval's protocols, and such servers as the policy of an evaluation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rlinf_embodied.embodied.export import export_dataset
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError, ServerError
 from rlinf_embodied.interfaces.envs import EnvSpec, features_of
-from rlinf_embodied.interfaces.serving import observation_of, pack, unpack
+from rlinf_embodied.interfaces.serving import PolicyClient, observation_of, pack, pack_vla_eval, unpack
 from rlinf_embodied.plug_ins import load_target
 
 SMALL = ["cluster=serial", "eval.num_envs=4", "eval.num_episodes=6", "eval.record_video=false"]
@@ -113,16 +113,18 @@ def written_by_others(kind: str, place: Path) -> Path:
 
 
 @contextmanager
-def server(answer: Callable[[dict[str, Any]], bytes | str | None]) -> Iterator[str]:
-    """Within it another project's server answers requests, and hangs up where `answer` returns None."""
+def server(answer: Callable[[dict[str, Any]], bytes | str | None], greeting: bytes = pack({})) -> Iterator[str]:
+    """Within it another project's server answers requests unless `answer` returns b"", and hangs up at None."""
 
     def handle(connection: Any) -> None:
-        connection.send(pack({}))
+        if greeting:
+            connection.send(greeting)
         for data in connection:
             found = answer(unpack(data))
             if found is None:
                 return
-            connection.send(found)
+            if found:
+                connection.send(found)
 
     with serve(handle, "127.0.0.1", 0, compression=None) as listening:
         threading.Thread(target=listening.serve_forever).start()
@@ -209,6 +211,14 @@ def by_the_wire(url: str, shown: dict, steps: int) -> list[list[float]]:
     return taken
 
 
+def vla_evals_python() -> Path:
+    """Returns the Python that has the package; skips the test if there is none."""
+    python = folder_of("vla_eval") / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python} is missing: python -m experiments.setup.foreign env=vla_eval")
+    return python
+
+
 def by_its_package(url: str, shown: dict, steps: int) -> list[list[float]]:
     """What the unmodified client does, whose images are PNG."""
     script = f"""
@@ -229,10 +239,7 @@ async def run():
 
 asyncio.run(run())
 """
-    python = folder_of("vla_eval") / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{python} is missing: python -m experiments.setup.foreign env=vla_eval")
-    found = subprocess.run([python, "-P", "-c", script], check=True, capture_output=True, text=True, env={})
+    found = subprocess.run([vla_evals_python(), "-P", "-c", script], check=True, capture_output=True, text=True, env={})
     return json.loads(found.stdout)
 
 
@@ -248,6 +255,13 @@ def test_vla_evals_client_gets_the_actions_of_a_chunk_one_by_one(greedy: str, as
     chunk = client(greedy).infer(SEEN)["actions"].tolist()
     shown = {"images": {"agentview": IMAGE}, "states": np.zeros(4), "task_description": "reach"}
     assert ask(f"{greedy}/vla-eval", shown, 6) == 2 * [*chunk, *chunk[:2]]
+
+
+def test_episodes_are_the_same_here_and_through_vla_evals_protocol(greedy: str, tmp_path: Path) -> None:
+    both = [f"checkpoint={clone(tiny())}", "env.block_size=1"]  # a request has one row
+    here = evaluate(tmp_path / "here", *both)
+    assert here == evaluate(tmp_path / "there", *both, "policy=remote", f"remote.url={greedy}/vla-eval")
+    assert (tmp_path / "here/episodes.csv").read_bytes() == (tmp_path / "there/episodes.csv").read_bytes()
 
 
 def test_requests_that_arrive_together_are_one_policy_call(served) -> None:
@@ -310,6 +324,95 @@ def test_a_server_of_another_project_acts_row_by_row_with_its_own_keys(tmp_path:
 def test_a_server_that_cannot_be_used_is_named(tmp_path: Path, answer: bytes | str | None, message: str) -> None:
     with server(lambda request: answer) as url, pytest.raises(ServerError, match=message):
         evaluate(tmp_path, "policy=remote", f"remote.url={url}", *ENV)
+
+
+def vla_eval_server(
+    kind: str, payload: dict, asked: list[dict], version: int = 1, late: int = 0
+) -> Callable[[dict], bytes | None]:
+    """Returns `answer` of a server of vla-eval; an empty payload hangs up."""
+
+    def answer(message: dict) -> bytes | None:
+        asked.append(message)
+        if message["type"] == "hello":
+            return pack_vla_eval("hello", {"protocol_version": version}, message["seq"])
+        if message["type"] == "episode_start":
+            return b""
+        return pack_vla_eval(kind, payload, message["seq"] - late) if payload else None
+
+    return answer
+
+
+def test_a_server_of_vla_eval_gets_its_own_keys_and_may_return_whole_chunks(tmp_path: Path) -> None:
+    asked: list[dict] = []
+    with server(vla_eval_server("action", {"actions": np.zeros((10, 2))}, asked), b"") as url:
+        keys = "remote.keys={agentview: observation.images.base_camera}"
+        assert len(evaluate(tmp_path, "policy=remote", f"remote.url={url}/vla-eval", *ENV, keys)) == 6
+    episodes = [message for message in asked if message["type"] != "hello"]
+    assert [message["type"] for message in episodes] == ["episode_start", "observation"] * (len(episodes) // 2)
+    shown = episodes[1]["payload"]
+    assert {name: image.shape for name, image in shown["images"].items()} == {"agentview": (16, 16, 3)}
+    assert shown["states"].shape == (4,)
+    assert isinstance(shown["task_description"], str)
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "late", "message"),
+    [
+        ("action", {}, 0, r"the policy server at ws://.* is gone .*: start it again"),
+        ("error", {"error": "no such camera"}, 0, r"ws://.* refused an observation: .*no such camera"),
+        ("action", {"action": 1}, 0, r"the policy server at ws://.* speaks another protocol"),
+        ("action", {"actions": np.zeros(2)}, 1, r"the policy server at ws://.* speaks another protocol"),
+        ("action", {"actions": np.zeros((2, 2))}, 0, r"ws://.* returns 2 of env.chunk=4 actions: use env.chunk=2"),
+    ],
+)
+def test_a_server_of_vla_eval_that_cannot_be_used_is_named(
+    tmp_path: Path, kind: str, payload: dict, late: int, message: str
+) -> None:
+    answer = vla_eval_server(kind, payload, [], late=late)
+    with server(answer, b"") as url, pytest.raises(ServerError, match=message):
+        evaluate(tmp_path, "policy=remote", f"remote.url={url}/vla-eval", *ENV)
+
+
+def test_another_version_of_vla_evals_protocol_is_refused() -> None:
+    rule = r"remote.url is 'ws://.*/vla-eval', but .*protocol_version of vla-eval's hello is "
+    answer = vla_eval_server("action", {}, [], version=2)
+    with server(answer, b"") as url, pytest.raises(ConfigError, match=f"{rule}2, and not 1"):
+        PolicyClient(f"{url}/vla-eval", 10.0)
+    with server(answer) as url, pytest.raises(ConfigError, match=f"{rule}None, and not 1"):  # one of openpi
+        PolicyClient(f"{url}/vla-eval", 10.0)
+
+
+@pytest.mark.parametrize("size", [4, None])
+def test_the_server_of_vla_evals_package_begins_a_chunk_with_each_call(size: int | None) -> None:
+    script = f"""
+import anyio, numpy as np
+from vla_eval.model_servers.predict import PredictModelServer
+from vla_eval.model_servers.serve import serve_async
+
+class Server(PredictModelServer):
+    def predict(self, obs, ctx):
+        assert obs["images"]["agentview"].shape == (16, 16, 3) and obs["task_description"] == "reach"
+        return {{"actions": np.arange(12).reshape(6, 2) + obs["states"][:2]}}
+
+async def run():
+    async with anyio.create_task_group() as group:
+        server = Server(chunk_size={size})
+        server.get_action_spec = server.get_observation_spec = dict
+        print(await group.start(serve_async, server, "127.0.0.1", 0), flush=True)
+
+anyio.run(run)
+"""
+    request = {"agentview": IMAGE, "observation.state": np.full(4, 0.5), "prompt": "reach"}
+    with subprocess.Popen(
+        [vla_evals_python(), "-P", "-c", script], stdout=subprocess.PIPE, text=True, env={}
+    ) as process:
+        assert process.stdout is not None
+        try:
+            policy = PolicyClient(f"ws://127.0.0.1:{int(process.stdout.readline())}/vla-eval", 30.0)
+            for chunk in (3, 4, 4):
+                assert policy.infer(request, chunk).tolist() == (np.arange(12).reshape(6, 2)[:chunk] + 0.5).tolist()
+        finally:
+            process.kill()
 
 
 def test_a_url_without_a_policy_server_is_named(tmp_path: Path) -> None:
