@@ -29,7 +29,7 @@ from rlinf_embodied.telemetry.metrics import Rate
 from rlinf_embodied.telemetry.paired import PairedRate
 
 TRAINING = ("policy=flow_vla", "env.chunk=10", "env.execute_steps=5", "run.num_iterations=0")
-ALONE = ("cluster=serial", "eval.record_video=false")
+ALONE = ("cluster=serial", "eval.record_video=false", "eval.sampled_episodes=0")
 RTC = {"off": "plain chunks", "linear": "real-time chunking"}
 Place = tuple[str, str, int]  # a task, a kind of delay, env steps
 Solved = dict[str, list[list[bool]]]  # by env.rtc: whether episodes were solved at any time, of each seed

@@ -307,6 +307,8 @@ class EvaluateConfig:
                 "Stable-Baselines3 would sample with torch's global generator, so evaluations would not be repeatable"
             )
             require(self.eval.greedy, "eval.greedy", self.eval.greedy, rule, "leave it out")
+            more = self.eval.sampled_episodes
+            require(not more, "eval.sampled_episodes", more, rule, "leave it out")
 
     @property
     def compared(self) -> list[str]:

@@ -61,27 +61,34 @@ class EvalConfig:
     check_episodes: int = 200  # of a check; it ends early once it can neither succeed nor reach the best one so far
     check_seed: int = 1_000_000  # of a check's first episode
     greedy: bool = True  # false: sample at policy.temperature
-    sampled_episodes: int = 0  # number of these episodes that are repeated with sampled actions, for comparison
+    # number of these episodes that evaluate.py and a training's last evaluation repeat with sampled actions
+    sampled_episodes: int | None = None  # null: at most 100 of a checkpoint, none of a comparison or of another policy
     # predictions of an env step are averaged with weights exp(-m i), i = 0 the oldest (ACT, arXiv:2304.13705)
     temporal_ensemble: float | None = None  # m of ACT's temporal ensembling; null: only the latest prediction is used
     end_at_success: bool = False  # an episode ends once it is solved (LIBERO); false: at env.horizon (ManiSkill)
     record_video: bool = True
-    num_videos: int = 6  # number of first episodes that are filmed
+    num_videos: int = 6  # of the first episodes; a training films the same ones each time, most of them unsolved before
     film_seeds: list[int] = field(default_factory=list)  # film the episodes with these seeds instead
     video_size: int = 256
 
     def __post_init__(self) -> None:
         require_numbers(self, "eval", "num_episodes", "num_envs", "check_every", "check_episodes", "video_size", low=1)
-        require_numbers(self, "eval", "every", "num_videos", "sampled_episodes", low=0)
+        require_numbers(self, "eval", "every", "num_videos", low=0)
         more, rule = self.sampled_episodes, f"they are some of the {self.num_episodes} greedy ones"
         action = f"use at most {self.num_episodes}, with eval.greedy=true"
-        holds = more == 0 or (self.greedy and more <= self.num_episodes)
+        holds = not more or (self.greedy and 0 < more <= self.num_episodes)
         require(holds, "eval.sampled_episodes", more, rule, action)
         held_out, rule = 0 <= self.seed < 2**30 - self.num_episodes, "evaluation's seeds lie in [0, 2^30)"
         require(held_out, "eval.seed", self.seed, rule, "use 9000")
         known = all(self.seed <= seed < self.seed + self.num_episodes for seed in self.film_seeds)
         rule = f"episodes have the seeds {self.seed}..{self.seed + self.num_episodes - 1}"
         require(known, "eval.film_seeds", self.film_seeds, rule, "use some of these, or other eval.seed, num_episodes")
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of episodes that are repeated with sampled actions."""
+        default = min(100, self.num_episodes) if self.greedy else 0
+        return default if self.sampled_episodes is None else self.sampled_episodes
 
     @property
     def checks(self) -> EvalConfig:

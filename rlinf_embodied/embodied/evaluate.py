@@ -13,7 +13,7 @@ from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig, Recovery
 from rlinf_embodied.embodied.detectors import seeds_of_training
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, file_name, held_out, policy_stage
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
-from rlinf_embodied.embodied.outcome import EvaluationResult
+from rlinf_embodied.embodied.outcome import EvaluationResult, unsolved
 from rlinf_embodied.embodied.policy_folder import (
     USE_ITS_OWN,
     differences,
@@ -46,7 +46,10 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     """
     what = "compare" if config.compare else config.policy
     default = f"runs/evaluate-{file_name(config.env.task)}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
-    where, arms = Path(config.run.dir or default), _arms(config)
+    where = Path(config.run.dir or default)
+    if config.compare or config.perturb.axes or config.policy != "checkpoint":  # unless asked for, only a checkpoint
+        config = replace(config, eval=replace(config.eval, sampled_episodes=config.eval.sampled_episodes or 0))
+    arms = _arms(config)
     if not arms:
         return _evaluate(config, where)[1]
     results: list[EvaluationResult] = []
@@ -110,7 +113,7 @@ def comparison_text(content: Mapping[str, Any]) -> str:
 def _evaluate(config: EvaluateConfig, where: Path) -> tuple[EvaluationResult, dict[str, Any]]:
     """Runs one evaluation; returns its result, and what eval_info.json of the folder holds."""
     config, cluster = replace(config, env=on_cores(config.env, config.cluster)), find_cluster(config.cluster)
-    videos = str(where / "videos") if config.eval.record_video and not config.film_failures else None
+    videos = str(where / "videos") if config.eval.record_video or config.film_failures else None
     acting = config.policy if config.policy in ("expert", "random") else "policy"
     asked = held_out(config.env, config.eval, config.run, videos, acting)
     stage = _policy_stage(config, asked, cluster.kind)
@@ -119,23 +122,15 @@ def _evaluate(config: EvaluateConfig, where: Path) -> tuple[EvaluationResult, di
     with closing(make_session(config.cluster)) as session:
         view = LiveView(1)
         used = seeds_of_training(Path(config.checkpoint)) if config.checkpoint else {}
-        table = folder.path / "episodes.csv"
+        table, most = folder.path / "episodes.csv", config.eval.num_videos
+        choose_films = (lambda episodes: unsolved(episodes)[:most]) if config.film_failures else None
 
         def evaluated() -> tuple[EvaluationResult, str]:
-            evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress, seen=used, table=table)
-            return evaluation.run(0), evaluation.env_spec.backend
+            evaluation = Evaluation(asked, stage, session, cluster, None, view.progress, used, table, choose_films)
+            return evaluation.run(0, last=True), evaluation.env_spec.backend
 
         recovery = Recovery(session, RecoveryConfig(), view.note)
         result, backend = recovery.repeat("evaluation", evaluated, session.clear)
-        unsolved = [episode.seed for episode in result.episodes if not episode.metrics.get("success_once", 1.0)]
-        if config.film_failures and (chosen := tuple(unsolved[: config.eval.num_videos])):
-            again = replace(asked, only=chosen, videos=str(folder.videos))
-            again = replace(again, eval=replace(asked.eval, film_seeds=list(chosen), sampled_episodes=0))
-            filming = lambda: Evaluation(again, replace(stage, name="film_policy"), session, cluster).run(0)  # noqa: E731
-            films = recovery.repeat("films of failures", filming, session.clear)
-            named = {film.seed: film.video for film in films.episodes}
-            shown = tuple(replace(one, video=named.get(one.seed, "")) for one in result.episodes)
-            replace(result, episodes=shown).write_table(table, 0)
         _write(folder, config, result, backend)
     _print(config, result)
     filmed = f", videos in {folder.videos}" if any(folder.videos.glob("*/*.mp4")) else ""

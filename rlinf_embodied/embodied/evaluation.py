@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from rlinf_embodied.data.video import write_video
 from rlinf_embodied.embodied.detectors import Watch, WatchedEpisode, warnings
 from rlinf_embodied.embodied.env_stage import Blocks, Controller, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage
-from rlinf_embodied.embodied.outcome import EvaluationResult, episode_means
+from rlinf_embodied.embodied.outcome import EvaluationResult, episode_means, filmed_seeds
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage, episodes_of
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -41,6 +41,14 @@ Acting = Literal["policy", "expert", "random"]  # expert and random act inside t
 
 
 @dataclass(frozen=True, slots=True)
+class Films:
+    """Episodes to film, by their seeds; `only`: no others are run."""
+
+    seeds: Sequence[int]
+    only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationEnvConfig(EnvStageConfig):
     """An EnvStageConfig for held-out episodes."""
 
@@ -48,7 +56,6 @@ class EvaluationEnvConfig(EnvStageConfig):
     videos: str | None = None  # folder
     acting: Acting = "policy"
     exact: bool = True  # whether plans may not show in the results
-    only: tuple[int, ...] = ()  # seeds: of the episodes, those alone are run, where others would run them; (): all
 
     @property
     def greedy_rounds(self) -> int:
@@ -93,16 +100,16 @@ class EvaluationEnvStage(EnvStage):
         shard, how, rounds = self._shards[blocks], self._eval.eval, self._eval.greedy_rounds
         numbers, again = self._numbers(shard, step_context), step_context.round >= rounds
         numbers, limit = numbers - again * rounds * self._eval.env.num_envs, how.num_episodes
-        limit = how.sampled_episodes if again else limit
-        seeds, only = how.seed + numbers, self._eval.only
-        rows = np.nonzero((numbers < limit) & (np.isin(seeds, only) if only else True))[0].tolist()
+        limit, seeds = how.num_sampled if again else limit, how.seed + numbers
+        films = cast(Films, step_context.message)
+        filmed = np.isin(seeds, films.seeds)
+        rows = np.nonzero((numbers < limit) & (filmed | (not films.only)))[0].tolist()
         self._begin(shard, seeds)
         self._traces[blocks] = []
         shard.running[:] = False
         shard.running[rows] = True
-        wanted = np.isin(seeds, how.film_seeds) if how.film_seeds else numbers < how.num_videos
-        films = self._eval.videos is not None and not again
-        shard.env.record([row for row in rows if wanted[row] and films], how.video_size)
+        films_rows = self._eval.videos is not None and not again
+        shard.env.record([row for row in rows if filmed[row] and films_rows], how.video_size)
         if rows:
             shard.observation = shard.env.reset([int(seeds[row]) for row in rows], rows)
             self._watches[blocks] = Watch(shard.observation, getattr(shard.env, "solved", None))
@@ -229,21 +236,24 @@ class Evaluation:
         progress: ShowProgress | None = None,
         seen: Mapping[str, set[int]] | None = None,
         table: Path | None = None,
+        choose_films: Callable[[Sequence[WatchedEpisode]], list[int]] | None = None,
     ) -> None:
         """Builds the stages for episodes that `held_out` gives.
 
         With a `target`, the share of episodes that have to end solved, the rest is not run once too many did not.
         `progress` is called after each round with ("episodes", done, total, how many are solved).  `seen` are seeds
-        that training has used, by what for; a CSV `table` gets a row for each episode.
+        that training has used, by what for; a CSV `table` gets a row for each episode.  After the first evaluation of
+        a table, `choose_films` returns seeds of its episodes, which are run again and filmed; later ones film the same
+        seeds.
         """
-        env = asked.env
+        env, how = asked.env, asked.eval
         self.stage, self._opener = policy.name, policy.name.replace("policy", "env")
         self._one_policy = policy.target.endswith(f".{RolloutStage.__name__}")
-        self._num_episodes = len(asked.only) or asked.eval.num_episodes
+        self._num_episodes = how.num_episodes
         self._target, self._progress, self._seen, self._table = target, progress, seen or {}, table
         loop = Loop("evaluation", self._opener, policy.name, env.chunks_per_rollout)
         self._greedy_rounds = asked.greedy_rounds
-        rounds = self._greedy_rounds + -(-asked.eval.sampled_episodes // env.num_envs)
+        rounds = self._greedy_rounds + -(-how.num_sampled // env.num_envs)
         again = Repeat("evaluation", None, self._opener, self._decide, rounds)
         kinds = CORES if cluster.cores_beside else ()
         opener = StageSpec(self._opener, f"{__name__}.EvaluationEnvStage", asked, kinds=kinds)
@@ -251,6 +261,12 @@ class Evaluation:
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop}, repeat=again)
         self.executor = Executor.on_all_devices(workflow, session, cluster)
         self.env_spec = of_type(self.executor.facts[opener.name], EnvSpec)[0]
+        chooses = asked.videos is not None and self.env_spec.has_success and not how.film_seeds
+        self._choose_films = choose_films if chooses else None
+        self._films: Sequence[int] = how.film_seeds or range(how.seed, how.seed + how.num_videos)
+        if self._choose_films is not None and table is not None:
+            episodes = range(how.seed, how.seed + how.num_episodes)
+            self._films = [seed for seed in filmed_seeds(table) if seed in episodes]
         rule = f"{self.env_spec.task} does not tell whether it is solved, so no share of its episodes can be"
         require(target is None or self.env_spec.has_success, "run.until_success", target, rule, "leave it out")
 
@@ -258,28 +274,29 @@ class Evaluation:
         """Reports the progress; ends early once too many episodes have failed for the target to be reached."""
         greedy = rounds[: self._greedy_rounds]
         episodes = [e for reports in greedy for report in of_type(reports, RolloutReport) for e in report.episodes]
-        if self._progress is not None:
+        if self._progress is not None and self._wanted == self._num_episodes and len(rounds) <= self._greedy_rounds:
             solved = sum(episode.metrics["success_once"] > 0 for episode in episodes if self.env_spec.has_success)
             remark = f"{solved} solved" if self.env_spec.has_success else ""
             self._progress("episodes", len(episodes), self._num_episodes, remark)
         failures = sum(e.metrics.get("success_at_end", 1.0) <= 0 for e in episodes)  # none where there is no success
-        return RepeatDecision(failures > self._max_failures)
+        return RepeatDecision(failures > self._max_failures or (len(episodes) >= self._wanted and not self._samples))
 
-    def run(self, step: int, best: float | None = None) -> EvaluationResult:
-        """Evaluates every episode; `step` labels the videos.
+    def run(self, step: int, best: float | None = None, last: bool = False) -> EvaluationResult:
+        """Evaluates every episode, the `last` time some of them with sampled actions as well; `step` labels the videos.
 
         With a target the rest is not run once neither it nor `best`, the highest score so far, can be reached any more.
         """
         number, known = self._num_episodes, self.env_spec.has_success
         reach = 0.0 if best is None or not self._target else min(best, self._target)
         self._max_failures = max_failures(number, reach)
-        result = self.executor.run(StepContext(step))
+        self._wanted, self._samples = number, last
+        if self._choose_films is not None and step == 0:
+            self._films = []
+        result = self.executor.run(StepContext(step, message=Films(self._films)))
         rounds = [of_type(reports, RolloutReport) for reports in result.reports[self._opener]]
-        in_order = lambda rounds: sorted(  # noqa: E731
-            (e for reports in rounds for report in reports for e in of_type(report.episodes, WatchedEpisode)),
-            key=lambda e: e.seed,
-        )
-        episodes, sampled = in_order(rounds[: self._greedy_rounds]), in_order(rounds[self._greedy_rounds :])
+        episodes, sampled = _in_order(rounds[: self._greedy_rounds]), _in_order(rounds[self._greedy_rounds :])
+        if self._choose_films is not None and not self._films and (seeds := self._choose_films(episodes)):
+            self._films, episodes = seeds, self._filmed(step, episodes, seeds)
         mean = episode_means(episodes)
         once, at_end = (
             Rate(sum(e.metrics[key] > 0 for e in episodes), len(episodes)) if known else None
@@ -298,6 +315,20 @@ class Evaluation:
         if self._table is not None:
             found.write_table(self._table, step)
         return found
+
+    def _filmed(self, step: int, episodes: list[WatchedEpisode], seeds: Sequence[int]) -> list[WatchedEpisode]:
+        """Runs the episodes with these seeds again and films them; returns all episodes with their videos."""
+        self._wanted, self._samples = len(seeds), False
+        reports = self.executor.run(StepContext(step, message=Films(seeds, only=True))).reports[self._opener]
+        films = _in_order([of_type(of_round, RolloutReport) for of_round in reports])
+        named = {film.seed: film.video for film in films}
+        return [replace(one, video=named.get(one.seed, "")) for one in episodes]
+
+
+def _in_order(rounds: Sequence[Sequence[RolloutReport]]) -> list[WatchedEpisode]:
+    """Returns the episodes of rounds, in the order of their seeds."""
+    reports = (report for reports in rounds for report in reports)
+    return sorted((e for report in reports for e in of_type(report.episodes, WatchedEpisode)), key=lambda e: e.seed)
 
 
 def file_name(task: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -19,7 +19,7 @@ from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, 
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ENV, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
-from rlinf_embodied.embodied.outcome import EvaluationResult, shown
+from rlinf_embodied.embodied.outcome import EvaluationResult, mostly_unsolved, shown
 from rlinf_embodied.embodied.policy_folder import (
     PHYSICS,
     is_published,
@@ -76,7 +76,8 @@ class EmbodiedJob:
         videos = str(folder.videos) if self.config.eval.record_video else None
         asked = held_out(self.config.env, self.config.eval, self.config.run, videos)
         acting, table = self._acting("eval_policy", policy_folder, asked), folder.path / "episodes.csv"
-        return Evaluation(asked, acting, session, cluster, table=table)
+        choose_films = partial(mostly_unsolved, number=self.config.eval.num_videos)
+        return Evaluation(asked, acting, session, cluster, table=table, choose_films=choose_films)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation | None:
         if (goal := self.config.run.until_success) is None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any, cast
 
 from rlinf_embodied.embodied.detectors import WatchedEpisode
@@ -31,7 +31,7 @@ class EvaluationResult:
     score: float | None = None  # the share of at_end, or without success the mean return; None: not all were run
     at_most: float = 1.0  # the highest share of at_end that was still possible, if not all were run
     warnings: tuple[str, ...] = ()  # of the detectors
-    sampled: tuple[WatchedEpisode, ...] = ()  # of eval.sampled_episodes
+    sampled: tuple[WatchedEpisode, ...] = ()  # eval.sampled_episodes
 
     def summary(self) -> dict[str, object]:
         """Returns the JSON form (eval_info.json adds what was evaluated)."""
@@ -58,8 +58,9 @@ class EvaluationResult:
             compared = PairedRate.of(greedy, sampled)
             found |= Rate(sum(sampled), len(sampled)).summary(name)
             found |= {f"{name}_difference": compared.difference, f"{name}_difference_interval": list(compared.interval)}
-        returns = ([pair[k].metrics["return"] for pair in pairs] for k in (0, 1))
-        return found | {f"return_{key}": value for key, value in paired_mean(*returns).items()}
+        greedy, sampled = ([pair[k].metrics["return"] for pair in pairs] for k in (0, 1))
+        found |= {"return": fmean(sampled), "return_interval": list(mean_interval(sampled))}
+        return found | {f"return_{key}": value for key, value in paired_mean(greedy, sampled).items()}
 
     def write_table(self, path: Path, iteration: int) -> None:
         """Writes the episodes to a CSV file, in which those of other iterations stay."""
@@ -86,9 +87,7 @@ class EvaluationResult:
     @property
     def return_interval(self) -> tuple[float, float]:
         """The mean return's 95 % interval, by the normal approximation; a single episode has none and gives itself."""
-        returns = [episode.metrics["return"] for episode in self.episodes]
-        half = 1.96 * stdev(returns) / math.sqrt(len(returns)) if len(returns) > 1 else 0.0
-        return self.mean_return - half, self.mean_return + half
+        return mean_interval([episode.metrics["return"] for episode in self.episodes])
 
     def by_task(self) -> dict[str, Rate]:
         """Returns how often each task was solved, by its name; {} where the env has one task only."""
@@ -102,7 +101,8 @@ class EvaluationResult:
         """Returns, for example, "success_once 63.0 % [56.1, 69.4], at_end 61.0 % [54.1, 67.5] of 200 episodes"."""
         text = f"{shown(self.summary())} of {len(self.episodes)} episodes"
         more = self.sampling() if self.sampled else {}
-        low, high = more.get("success_once_difference_interval", (0.0, 0.0))
+        name = "return" if self.once is None else "success_once"
+        low, high = more.get(f"{name}_difference_interval", (0.0, 0.0))
         differs = low > 0 or high < 0
         return text + (f"; sampled {shown(more)} of {more['num_episodes']} episodes" if differs else "")
 
@@ -113,6 +113,34 @@ def shown(summary: Mapping[str, object]) -> str:
         return f"success_once {percent(summary, 'success_once')}, at_end {percent(summary, 'success_at_end')}"
     low, high = cast("list[float]", summary["return_interval"])
     return f"return {summary['return']:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the 95 % interval of a mean, by the normal approximation; of a single value that value."""
+    half = 1.96 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return fmean(values) - half, fmean(values) + half
+
+
+def filmed_seeds(table: Path) -> list[int]:
+    """Returns the seeds whose episodes the first evaluation of a CSV table filmed; [] if there is no table."""
+    if not table.exists():
+        return []
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [int(row["seed"]) for row in rows if row["video"] and row["iteration"] == rows[0]["iteration"]]
+
+
+def unsolved(episodes: Sequence[EpisodeEnd]) -> list[int]:
+    """Returns the seeds of episodes that were not solved."""
+    return [episode.seed for episode in episodes if episode.metrics["success_once"] <= 0]
+
+
+def mostly_unsolved(episodes: Sequence[EpisodeEnd], number: int) -> list[int]:
+    """Returns the seeds of `number` episodes: two thirds unsolved and a third solved, or more if one kind is rarer."""
+    failures = unsolved(episodes)
+    successes = [episode.seed for episode in episodes if episode.seed not in failures]
+    few = max(min(len(failures), number - number // 3), number - len(successes))
+    return [*failures[:few], *successes[: number - few]]
 
 
 def episode_means(episodes: Sequence[EpisodeEnd]) -> dict[str, float]:

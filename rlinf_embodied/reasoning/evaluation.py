@@ -280,21 +280,20 @@ class AnswerEvaluation:
         stage_config: StageConfig,
         session: Session,
         cluster: Cluster,
-        last_step: int,
         folder: RunFolder | None = None,
     ) -> None:
-        """Builds the stage; held-out problems are sampled at the steps 0 and `last_step` only."""
-        self._config, self._last_step, self._folder = stage_config.config, last_step, folder
+        """Builds the stage."""
+        self._config, self._folder = stage_config.config, folder
         sets = problem_sets(stage_config.config, stage_config.folder)
         num_blocks = max(problem_set.num_blocks for problem_set in sets.values())
         spec = StageSpec(STAGE, f"{__name__}.AnswerStage", stage_config)
         self.executor = Executor.on_all_devices(Workflow("evaluation", num_blocks, {STAGE: spec}), session, cluster)
 
-    def run(self, step: int, best: float | None = None) -> AnswerResult:
-        """Answers all problems; `best` is ignored."""
+    def run(self, step: int, best: float | None = None, last: bool = False) -> AnswerResult:
+        """Answers all problems, at step 0 and the `last` time also with sampling; `best` is ignored."""
         iteration, reports, groups = self._answer(step, GREEDY)
         sampled = {}
-        if self._config.eval.num_samples and step in (0, self._last_step):
+        if self._config.eval.num_samples and (step == 0 or last):
             sampled = sampled_result(self._answer(step, SAMPLED)[2])
         number, has_custom_reward = len(groups), self._config.reward._target_ is not None
         result = AnswerResult(
@@ -355,7 +354,7 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
     stage_config = StageConfig(cast(MathConfig, config), checkpoint)  # it has the sections that an evaluation reads
     view = LiveView(1)
     with closing(make_session(config.cluster)) as session:
-        run = lambda: AnswerEvaluation(stage_config, session, cluster, 0, folder).run(0)  # noqa: E731
+        run = lambda: AnswerEvaluation(stage_config, session, cluster, folder).run(0)  # noqa: E731
         result = Recovery(session, RecoveryConfig(), view.note).repeat("evaluation", run, session.clear)
     names = ("data", "generation", "tool", "agent", "reward", "eval")
     sections = {name: asdict(getattr(config, name)) for name in names}

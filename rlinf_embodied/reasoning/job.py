@@ -157,7 +157,7 @@ class ReasoningJob:
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
         stage_config = StageConfig(self.config, policy_folder)
-        return AnswerEvaluation(stage_config, session, cluster, self.config.run.num_iterations, folder)
+        return AnswerEvaluation(stage_config, session, cluster, folder)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> None:
         """Returns None: there is no goal to check."""

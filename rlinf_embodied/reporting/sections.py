@@ -113,12 +113,23 @@ def outcome(run: Run) -> str:
         return text + missing("no evaluation has been written, and no iteration was finished")
     names = dict.fromkeys([*run.rates, *(name for name in ("return", "reward") if name in run.before)])
     rows = [[name, measured(run.before, name), latest(run, name)] for name in names]
+    rows += _sampled(run.after.get("sampled", {}), names)
     text += table(["metric (95 % interval of held-out evaluation)", "before", "after" if run.after else "now"], rows)
     if not run.summary:
         return text
     per_iteration, minutes = run.summary["measured_s_per_iteration"], run.summary["rl_s"] / 60
     digest = escape(str(run.summary.get("weights_sha256", ""))[:16])
     return f"{text}<p>{per_iteration:.2f} s per iteration, {minutes:.1f} minutes of training, weights {digest}</p>"
+
+
+def _sampled(result: Mapping[str, Any], names: Iterable[str]) -> list[list[str]]:
+    """Returns a row for the last evaluation's episodes with sampled actions; [] if there are none."""
+    for name in (name for name in names if f"{name}_difference" in result):
+        factor, unit = (100, " points") if name in SHARES else (1, "")
+        change, low, high = (factor * x for x in (result[f"{name}_difference"], *result[f"{name}_difference_interval"]))
+        than = f"{change:+.3g}{unit} [{low:+.3g}, {high:+.3g}] compared with greedy actions"
+        return [[f"{name} with sampled actions", "-", f"{measured(result, name)}, {than}"]]
+    return []
 
 
 def settings(run: Run) -> str:

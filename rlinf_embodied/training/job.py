@@ -62,8 +62,11 @@ class Evaluating(Protocol):
     stage: str  # that holds a copy of the weights
     executor: Executor  # of these stages
 
-    def run(self, step: int, best: float | None = None) -> Evaluated:
-        """Evaluates the current weights; a check of a goal may end early if it can no longer reach the score `best`."""
+    def run(self, step: int, best: float | None = None, last: bool = False) -> Evaluated:
+        """Evaluates the current weights; `last`: it is the run's last evaluation.
+
+        A check of a goal may end early if it can no longer reach the score `best`.
+        """
         ...
 
 

@@ -69,10 +69,10 @@ class Running:
                 weights, _ = self.executor.export(learner, step_context)
                 self.executor.install(weights, stages.stage, missing, step_context)
 
-    def evaluate(self) -> Evaluated:
-        """Evaluates the current weights on all devices."""
+    def evaluate(self, last: bool = False) -> Evaluated:
+        """Evaluates the current weights on all devices; `last`: it is the run's last evaluation."""
         self._update(self.evaluation)
-        return self.evaluation.run(self.progress.iteration)
+        return self.evaluation.run(self.progress.iteration, last=last)
 
     def check(self) -> Evaluated:
         """Checks whether the current weights reach the goal, and keeps them if they are the best so far."""

@@ -279,7 +279,7 @@ class Trainer:
 
     def _evaluate(self, label: str) -> Evaluated:
         self._view.note(f"evaluating {label} ...")
-        result = self._recovery.repeat(f"evaluation {label}", self._running.evaluate)
+        result = self._recovery.repeat(f"evaluation {label}", lambda: self._running.evaluate(last=label == "after"))
         self._view.note(f"evaluation {label}: {result}")
         self._account.note_start(result.spans, self._view)
         progress = self._running.progress

@@ -21,6 +21,7 @@ from policies.tiny_vla import TinyVLA
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.embodied.detectors import Watch, WatchedEpisode, seeds_of_training, warnings
 from rlinf_embodied.embodied.evaluate import evaluate_command
+from rlinf_embodied.embodied.outcome import EvaluationResult, mostly_unsolved
 from rlinf_embodied.interfaces.envs import ChunkResult, EpisodeEnd, Observation
 from rlinf_embodied.interfaces.policies import PolicyOutput
 from tests.observations import env_spec, observed
@@ -268,13 +269,60 @@ def test_a_training_has_the_episodes_of_every_evaluation_in_one_table(tmp_path) 
     ]
 
 
+def test_a_training_films_the_same_seeds_before_and_after_most_of_them_unsolved_before(tmp_path) -> None:
+    films = ["eval.record_video=true", "eval.video_size=32", "eval.num_videos=3", "eval.num_episodes=16"]
+    for number in (1, 2):  # the second training resumes the first one
+        train(tiny(f"run.dir={tmp_path}", f"run.num_iterations={number}", *films))
+    rows = rows_of(tmp_path)
+    of = {step: [row for row in rows if row["iteration"] == step] for step in "012"}
+    solved = {row["seed"]: float(row["success_once"]) > 0 for row in of["0"]}
+    kinds = [[seed for seed in solved if solved[seed] is kind] for kind in (False, True)]
+    assert min(map(len, kinds)) > 2
+    chosen = sorted([*kinds[0][:2], kinds[1][0]])
+    for step in of:
+        filmed = [row for row in of[step] if row["video"]]
+        assert [row["seed"] for row in filmed] == chosen, step
+        for row in filmed:
+            name = f"seed={row['seed']}--success={int(float(row['success_once']) > 0)}.mp4"
+            assert row["video"].endswith(name)
+            assert (tmp_path / "videos" / row["video"]).exists()
+        assert len(list((tmp_path / f"videos/step_{step}").glob("*.mp4"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("solved", "chosen"), [("0110100", [0, 3, 5, 6, 1, 2]), ("1111011", [4, 0, 1, 2, 3, 5]), ("0000", [0, 1, 2, 3])]
+)
+def test_films_are_of_four_failures_and_two_successes_or_more_where_one_kind_is_rare(solved: str, chosen) -> None:
+    episodes = [EpisodeEnd(k, k, {"success_once": float(kind)}) for k, kind in enumerate(solved)]
+    assert mostly_unsolved(episodes, 6) == chosen
+
+
 def test_sampled_outcomes_are_reported_where_they_differ_from_greedy_ones(tmp_path, capsys) -> None:
-    folder, episodes = clone(tiny()), ["eval.num_episodes=16", "eval.num_envs=8", "eval.sampled_episodes=12"]
-    greedy = evaluate(tmp_path / "greedy", f"checkpoint={folder}", *episodes[:2])
-    both = evaluate(tmp_path / "both", f"checkpoint={folder}", *episodes)
+    folder, episodes = clone(tiny()), ["eval.num_episodes=16", "eval.num_envs=8"]
+    greedy = evaluate(tmp_path / "greedy", f"checkpoint={folder}", *episodes, "eval.sampled_episodes=0")
+    both = evaluate(tmp_path / "both", f"checkpoint={folder}", *episodes, "eval.sampled_episodes=12")
     assert both["episodes"] == greedy["episodes"]
     assert both["sampled"]["num_episodes"] == 12
     assert "sampled" not in greedy
     low, high = both["sampled"]["success_once_difference_interval"]
     assert low <= both["sampled"]["success_once_difference"] <= high
     assert ("; sampled success_once" in capsys.readouterr().out) == (low > 0 or high < 0)
+
+
+def test_the_last_evaluation_of_a_training_and_of_a_checkpoint_sample_some_episodes_by_default(tmp_path) -> None:
+    summary = train(tiny(f"run.dir={tmp_path}/run", "run.num_iterations=1", "eval.num_episodes=3"))
+    assert ("sampled" in summary["before"], summary["after"]["sampled"]["num_episodes"]) == (False, 3)
+    start, few = f"checkpoint={tmp_path}/run/checkpoints/latest", ["eval.num_episodes=5"]
+    assert evaluate(tmp_path / "one", start, *few)["sampled"]["num_episodes"] == 5
+    assert "sampled" not in evaluate(tmp_path / "expert", *EXPERT, *few)
+    evaluate_command(compose_evaluate([*few, "cluster=serial", f"run.dir={tmp_path}", "perturb.noise=0.1", start]))
+    assert "sampled" not in json.loads((tmp_path / "a/eval_info.json").read_text())
+
+
+def test_sampled_returns_are_reported_where_they_differ_and_a_task_has_no_success() -> None:
+    def episodes(lowest: float) -> tuple[WatchedEpisode, ...]:
+        return tuple(replace(watched(k, (0.0, 0.0, 0.0)), metrics={"return": lowest + k}) for k in range(4))
+
+    result = EvaluationResult(None, None, 1.5, 8.0, episodes(0.0), sampled=episodes(-9.0))
+    assert str(result).endswith("; sampled return -7.5 [-8.8, -6.2] of 4 episodes")
+    assert str(replace(result, sampled=episodes(0.0))) == "return 1.5 [0.2, 2.8] of 4 episodes"

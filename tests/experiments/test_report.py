@@ -218,6 +218,16 @@ def test_episodes_are_listed_failures_first_with_their_videos(tmp_path: Path) ->
     assert link[1:] in checked.ids
 
 
+def test_sampled_actions_of_the_last_evaluation_have_a_row(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["after"]["sampled"] = {"num_episodes": 64, "success_once": 0.8, "success_once_interval": [0.7, 0.9]}
+    summary["after"]["sampled"] |= {"success_once_difference": -0.1, "success_once_difference_interval": [-0.2, 0.0]}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    row = "80.0 % [70.0, 90.0] of 64, -10 points [-20, +0] compared with greedy actions"
+    assert f"success_once with sampled actions - {row}" in Checked(page([read_run(folder)], 0)).text
+
+
 def test_videos_are_inlined_up_to_a_size_and_the_rest_is_named(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     for step in (0, 1, 2):

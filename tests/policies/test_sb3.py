@@ -116,6 +116,7 @@ def test_an_observation_that_the_env_does_not_show_is_named(tmp_path: Path) -> N
         ([], "checkpoint is None"),
         (["checkpoint=none.zip", "env.chunk=2"], "env.chunk is 2"),
         (["checkpoint=none.zip", "eval.greedy=false"], "eval.greedy is False"),
+        (["checkpoint=none.zip", "eval.sampled_episodes=2"], "eval.sampled_episodes is 2"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_with_the_key_to_change(overrides: list[str], message: str) -> None:

@@ -34,7 +34,7 @@ NUMBER = 20
 
 def evaluated(config: MathConfig, devices: int = 1, step: int = 0) -> AnswerResult:
     made = StageConfig(config, str(clone(tiny_math())))
-    return AnswerEvaluation(made, SerialSession(), cluster(devices), last_step=7).run(step)
+    return AnswerEvaluation(made, SerialSession(), cluster(devices)).run(step, last=step == 7)
 
 
 def settings(*overrides: str) -> MathConfig:

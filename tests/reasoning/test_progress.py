@@ -45,7 +45,7 @@ def test_decoding_and_passes_of_every_stage_report_progress(reports) -> None:
 def test_an_evaluation_that_samples_many_answers_reports_progress(reports) -> None:
     config = tiny_math("eval.num_problems=4", "eval.problems_per_block=4", "eval.num_samples=16")
     made = StageConfig(config, str(clone(config)))
-    evaluation = AnswerEvaluation(made, SerialSession(), cluster(1), last_step=1)
+    evaluation = AnswerEvaluation(made, SerialSession(), cluster(1))
     evaluation.executor.run(StepContext(0, message=SAMPLED))
     assert reports["answers.run"] > 4, reports  # one call
 

@@ -42,7 +42,7 @@ class Case:
 
 
 UNSEEN = "6201,6202,6203"  # seeds that no setting was chosen by
-COMMON = ("cluster=serial", "eval.num_episodes=100", "checkpoint.keep=1")
+COMMON = ("cluster=serial", "eval.num_episodes=100", "eval.sampled_episodes=0", "checkpoint.keep=1")
 _PENDULUM = """env=gymnasium policy=soft_actor env.id=Pendulum-v1 env.horizon=200 env.block_size=8
     policy.options.hidden_size=64 algorithm.lr=1e-3"""
 _CRITICS = "algorithm.critic_hidden_size=64 algorithm.value_lr=1e-3"
