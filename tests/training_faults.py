@@ -21,12 +21,12 @@ def once(
     original, calls = getattr(kind, method), []
 
     @functools.wraps(original)
-    def failing(*arguments):
+    def failing(*arguments, **named):
         calls.append(len(calls))
         fails = len(calls) == call + 1
         if fails and not after:
             raise error
-        result = original(*arguments)
+        result = original(*arguments, **named)
         if fails:
             raise error
         return result

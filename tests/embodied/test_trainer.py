@@ -66,9 +66,7 @@ def test_a_run_that_died_continues_from_its_last_checkpoint(straight, monkeypatc
 def score_evaluations(monkeypatch, scores: dict[int, float]) -> None:
     """Gives the evaluations after these iterations these scores."""
     run = Evaluation.run
-    monkeypatch.setattr(
-        Evaluation, "run", lambda self, step, best=None: replace(run(self, step), score=scores.get(step))
-    )
+    monkeypatch.setattr(Evaluation, "run", lambda self, step, **_: replace(run(self, step), score=scores.get(step)))
 
 
 def test_the_reference_of_a_kl_is_the_start_also_for_a_run_that_resumes(tmp_path) -> None:
@@ -116,8 +114,8 @@ def score_checks(monkeypatch, scores: Sequence[float | None]) -> list[float | No
     run, given = Evaluation.run, iter(scores)
     told: list[float | None] = []
 
-    def scored(self: Evaluation, step: int, best: float | None = None) -> EvaluationResult:
-        result = run(self, step, best)
+    def scored(self: Evaluation, step: int, best: float | None = None, last: bool = False) -> EvaluationResult:
+        result = run(self, step, best, last)
         if self.stage != "check_policy":
             return result
         told.append(best)
