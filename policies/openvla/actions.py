@@ -80,7 +80,7 @@ def range_of(
     """
     key = next(iter(statistics)) if unnorm_key is None and len(statistics) == 1 else unnorm_key or ""
     rule = f"the checkpoint has statistics of {', '.join(sorted(statistics)) or 'none'}"
-    require(key in statistics, _KEY, unnorm_key, rule, "use one of these")
+    require(key in statistics, _KEY, unnorm_key, rule, "use one of these, or fine-tune on data")
     values = cast("Mapping[str, Mapping[str, ArrayLike]]", statistics[key]).get(section, {})
     if "q01" not in values or "q99" not in values:
         raise CheckpointError(
@@ -95,5 +95,7 @@ def range_of(
             f"{mask.shape}, but they must be equal: copy dataset_statistics.json again"
         )
     rule = f"the data set's {section} statistics have {len(low)} dimensions, and {dim} are needed"
-    require(dim in (None, len(low)), _KEY, unnorm_key, rule, "use that of a data set of this robot")
+    require(
+        dim in (None, len(low)), _KEY, unnorm_key, rule, "use that of a data set of this robot, or fine-tune on data"
+    )
     return Range(low, high, mask)

@@ -125,12 +125,16 @@ class OpenVLAOptions:
     """How a folder's policy acts, and which parts are trained."""
 
     decoding: Decoding = Decoding.autoregressive
-    unnorm_key: str | None = None  # the data set whose statistics scale actions; None where there is only one
+    unnorm_key: str | None = (
+        None  # the folder's data set whose statistics count; None: those of `data`, or the only one
+    )
+    clip_actions: bool = True  # to [-1, 1]; false for envs whose actions have the units of the data
     gripper: Gripper = Gripper.as_it_is
     resize: Resize = Resize.bicubic
     crop_area: float = 1.0  # share of the resized image that is kept, around its centre; authors' evaluations: 0.9
-    head: Head = Head.discrete  # l1 can be evaluated only
+    head: Head = Head.discrete  # l1: for fine-tuning and evaluation, not for RL
     proprio: bool = False  # whether the robot's state is a token
+    new_parts: bool = False  # random weights for an L1 head or projector that the folder lacks, to fine-tune them
     stop_token: bool = True  # whether parallel decoding appends the stop token, as in the reference
     prompt_length: int = 48  # tokens of the prompt, including the instruction
     freeze_vision: bool = True  # in RL and imitation; frozen towers get no adapters

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from torch import Tensor
+from torch import nn
 
-from policies.checkpoint_folder import CONFIG, STATISTICS, read_json, read_tensors, write_json
+from policies.checkpoint_folder import CONFIG, STATISTICS, read_json, read_tensors, seeded, write_json
 from policies.language_folder import INDEX, weight_files
-from policies.openvla.actions import range_of
 from policies.openvla.config import WHOLE, Head, OpenVLAConfig, OpenVLAOptions, config_of
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import L1Head, OpenVLAOFT, ProprioProjector
@@ -32,6 +31,7 @@ _SHARD_BYTES = 5 * 1000**3
 _COPIED = {".json", ".model", ".txt", ".jinja", ".py"}  # of tokenizers and processors
 _NOT_COPIED = {CONFIG, STATISTICS, INDEX, *OWN_FILES}
 _PARALLEL = "module."
+_ROBOT = ", or use an env of the robot that they were trained for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,42 +72,41 @@ def empty_network(config: OpenVLAConfig) -> OpenVLA:
         return OpenVLA(config)
 
 
-def with_oft(checkpoint: Checkpoint, options: OpenVLAOptions, chunk: int) -> OpenVLAOFT:
+def with_oft(
+    checkpoint: Checkpoint, options: OpenVLAOptions, chunk: int, action_dim: int, proprio_dim: int
+) -> OpenVLAOFT:
     """Returns a checkpoint's network with the parts of OFT that `options` selects, from the folder's side files.
 
     Raises:
-        CheckpointError: a side file is missing, ambiguous, damaged or does not fit.
-        ConfigError: there are no statistics of `unnorm_key`, or they are of another robot than the action head.
+        CheckpointError: a side file is missing, ambiguous, damaged, or of a robot with other numbers of dimensions.
     """
-    network, key, statistics = checkpoint.network, options.unnorm_key, checkpoint.statistics
+    network, folder, head, projector = checkpoint.network, checkpoint.folder, None, None
     dtype = next(network.parameters()).dtype
-    dim, head, projector = len(range_of(statistics, key).low), None, None
     if options.head is Head.l1:
-        tensors = _read_side_file(checkpoint.folder, "action_head")
-        head = L1Head(network.dim, _length(tensors, "model.fc2.bias", dim))
-        load_weights(head, tensors, checkpoint.folder, dtype)
-        range_of(statistics, key, dim=head.action_dim)
+        dtype = torch.float32 if options.lora.rank else dtype  # trained without adapters
+        with seeded(0, "action_head"):
+            head = L1Head(network.dim, action_dim)
+        _load_part(head, "action_head", folder, dtype, options.new_parts)
     if options.proprio:
-        tensors = _read_side_file(checkpoint.folder, "proprio_projector")
-        projector = ProprioProjector(network.dim, _length(tensors, "fc1.weight", 0, axis=1))
-        load_weights(projector, tensors, checkpoint.folder, dtype)
-        range_of(statistics, key, "proprio", projector.proprio_dim)
-    return OpenVLAOFT(network, chunk, dim, head, projector)
+        with seeded(0, "proprio_projector"):
+            projector = ProprioProjector(network.dim, proprio_dim)
+        _load_part(projector, "proprio_projector", folder, dtype, options.new_parts)
+    return OpenVLAOFT(network, chunk, action_dim, head, projector)
 
 
-def _read_side_file(folder: Path, part: str) -> dict[str, Tensor]:
+def _load_part(module: nn.Module, part: str, folder: Path, dtype: torch.dtype, may_lack: bool) -> None:
     paths = sorted(folder.glob(f"*{part}*.pt"))
+    if not paths and may_lack:
+        module.to(dtype).eval()
+        return
     if len(paths) != 1:
         names = ", ".join(path.name for path in paths) or "none"
         raise CheckpointError(
             f"{folder} must hold exactly one {part}--<steps>_checkpoint.pt, but there is {names}: copy it there, "
-            "remove the others, or switch this part off"
+            "remove the others, switch this part off, or fine-tune a new one with policy.options.new_parts=true"
         )
-    return {name.removeprefix(_PARALLEL): tensor for name, tensor in read_tensors(paths[0]).items()}
-
-
-def _length(tensors: Mapping[str, Tensor], name: str, otherwise: int, axis: int = 0) -> int:
-    return tensors[name].shape[axis] if name in tensors and tensors[name].ndim > axis else otherwise
+    tensors = {name.removeprefix(_PARALLEL): tensor for name, tensor in read_tensors(paths[0]).items()}
+    load_weights(module, tensors, folder, dtype, hint=_ROBOT)
 
 
 # ---------------------------------------------------------------------------------------------------------------- write
@@ -129,15 +128,17 @@ def write_checkpoint(
         (folder / name).write_bytes(content)
     write_json(folder / CONFIG, checkpoint.config.raw)
     write_json(folder / STATISTICS, checkpoint.statistics)
+    for part, attribute in (("action_head", "l1_head"), ("proprio_projector", "proprio_projector")):
+        for stale in folder.glob(f"*{part}*.pt"):
+            stale.unlink()  # it may be a link to a file of another folder
+        if (module := getattr(model, attribute, None)) is not None:
+            tensors = {_PARALLEL + name: tensor for name, tensor in plain_weights(module).items()}
+            torch.save(tensors, folder / f"{part}--0_checkpoint.pt")
     if not weights:
         return
-    for stale in [*folder.glob("model*.safetensors"), *folder.glob("*--*_checkpoint.pt"), folder / INDEX]:
-        stale.unlink(missing_ok=True)  # it may be a link to a file of another folder
+    for stale in [*folder.glob("model*.safetensors"), folder / INDEX]:
+        stale.unlink(missing_ok=True)
     state = plain_weights(checkpoint.network)
     save_torch_state_dict(state, folder, max_shard_size=shard_bytes, metadata={"format": "pt"})
     dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
     write_json(folder / CONFIG, {**checkpoint.config.raw, "torch_dtype": dtype})
-    for part, attribute in (("action_head", "l1_head"), ("proprio_projector", "proprio_projector")):
-        if (module := getattr(model, attribute, None)) is not None:
-            tensors = {_PARALLEL + name: tensor for name, tensor in plain_weights(module).items()}
-            torch.save(tensors, folder / f"{part}--0_checkpoint.pt")

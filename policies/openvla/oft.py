@@ -48,6 +48,7 @@ class L1Head(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Maps hidden states [B, C * A, D] to normalised actions [B, C, A], which may leave [-1, 1]."""
         rows, positions, dim = hidden.shape
+        hidden = hidden.to(self.model.layer_norm1.weight.dtype)
         return self.model(hidden.reshape(rows, positions // self.action_dim, self.action_dim * dim))
 
 
@@ -64,7 +65,7 @@ class ProprioProjector(nn.Module):
 
     def forward(self, proprio: Tensor) -> Tensor:
         """Maps normalised states [B, proprio_dim] to tokens [B, D]."""
-        return self.fc2(self.activation(self.fc1(proprio)))
+        return self.fc2(self.activation(self.fc1(proprio.to(self.fc1.weight.dtype))))
 
 
 class OpenVLAOFT(nn.Module):
@@ -98,7 +99,7 @@ class OpenVLAOFT(nn.Module):
         visual = self.network.patches(pixel_values)
         if self.proprio_projector is not None:
             assert proprio is not None, "a network that reads proprioception was handed none"
-            visual = torch.cat([visual, self.proprio_projector(proprio.to(visual.dtype))[:, None]], dim=1)
+            visual = torch.cat([visual, self.proprio_projector(proprio).to(visual.dtype)[:, None]], dim=1)
         tail = visual.new_zeros(len(visual), self.num_slots, self.network.dim)
         if stop_token:
             stop = torch.full((len(rows.ids), 1), STOP_TOKEN, device=rows.ids.device)

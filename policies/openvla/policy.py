@@ -3,7 +3,7 @@
 images of K cameras --resize, crop--> [B, K, S, S, 3] --normalise--> pixel values --network--> hidden [B, N, D]
 instruction --prompt, fixed width--> ids [B, L]                                                       |
                                                                  tokens of actions <--action columns--+--> values
-tokens --bins--> [-1, 1] --range of the data set--> the robot's action --gripper, clip--> [-1, 1] of the env
+tokens --bins--> [-1, 1] --range of the data set--> the robot's action --gripper, clip_actions--> action of the env
 
 A critic on privileged state is a separate head; one on observations reads the hidden state that predicts the first
 token, and shares the network with the policy.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,16 +24,17 @@ from policies.adapters import inject_adapters
 from policies.checkpoint_folder import OPTIONS, dtype_of, seeded
 from policies.critic import HIDDEN, Standardise, ValueHead
 from policies.language_folder import read_tokenizer
-from policies.openvla.actions import OFT_EPSILON, ActionTokens, range_of
+from policies.openvla.actions import OFT_EPSILON, ActionTokens, Range, range_of
 from policies.openvla.config import Decoding, Gripper, Head, OpenVLAOptions
 from policies.openvla.decoding import TokenDistribution, decode, predicting_states
 from policies.openvla.folder import Checkpoint, read_checkpoint, with_oft, write_checkpoint
 from policies.openvla.images import read_processor
 from policies.openvla.prompt import TokenRows, prompt_for, rows_of
-from policies.published_folder import BeginsWithFolder
+from policies.published_folder import FILE, BeginsWithFolder
 from policies.vision import require_one_frame
 from rlinf_embodied.config import Critic
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.data.recorded import ACTION, STATE
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import (
@@ -61,6 +62,7 @@ class OpenVLAPolicy(BeginsWithFolder):
 
     def _read(self, folder: Path) -> None:
         config, env, options, cameras = self.config, self.env, self.options, list(self.env.cameras)
+        regresses = options.head is Head.l1
         require(bool(cameras), "env.cameras", cameras, "the policy sees", "name at least one camera")
         require_one_frame(config, env)
         if options.decoding is Decoding.autoregressive:
@@ -69,11 +71,11 @@ class OpenVLAPolicy(BeginsWithFolder):
             rule = "autoregressive OpenVLA sees one image"
             require(len(cameras) == 1, "env.cameras", cameras, rule, "name one camera")
         self.checkpoint = checkpoint = read_checkpoint(folder, dtype_of(options.precision))
-        model = with_oft(checkpoint, options, env.chunk)
+        model = with_oft(checkpoint, options, env.chunk, env.action_dim, env.proprio_dim)
         self.spec = token_spec(config, env)
-        statistics, key, towers = checkpoint.statistics, options.unnorm_key, model.network.vision_backbone
-        self.range = range_of(statistics, key, dim=env.action_dim)
-        self._proprio_range = range_of(statistics, key, "proprio", env.proprio_dim) if options.proprio else None
+        towers = model.network.vision_backbone
+        if options.unnorm_key is not None or (folder / FILE).is_file():  # otherwise data may be measured first
+            self._require_ranges()
         self._tokens = ActionTokens(checkpoint.config.num_tokens, checkpoint.config.num_bins)
         processor = read_processor(folder, checkpoint.config)
         self._processor = replace(processor, resize=options.resize, crop_area=options.crop_area)
@@ -81,9 +83,15 @@ class OpenVLAPolicy(BeginsWithFolder):
         self._prompts: dict[str, TokenRows] = {}
         if options.lora.rank:
             frozen = [towers] if options.freeze_vision else towers.unread()
-            inject_adapters(model, options.lora, 0, f"{OPTIONS}.lora", without_gradient=frozen)
+            whole = [part for part in (model.l1_head, model.proprio_projector) if part is not None and regresses]
+            unadapted = [*frozen, *whole, *([model.network.output_layer] if regresses else [])]
+            inject_adapters(model, options.lora, 0, f"{OPTIONS}.lora", without_gradient=unadapted)
+            for part in whole:  # as in OpenVLA-OFT
+                part.requires_grad_(True)
         if options.freeze_vision:
             towers.requires_grad_(False)
+        if regresses:
+            model.network.output_layer.requires_grad_(False)
         if options.checkpoint_activations:
             checkpoint_blocks(model.network.blocks())
         with seeded(0, "critic"):
@@ -107,8 +115,8 @@ class OpenVLAPolicy(BeginsWithFolder):
             "ids": torch.cat([rows.ids for rows in prompts]).to(device),
             "present": torch.cat([rows.present for rows in prompts]).to(device),
         }
-        if self._proprio_range is not None:
-            state = self._proprio_range.normalise(observation.proprio.cpu().numpy())
+        if self.options.proprio:
+            state = self._range("proprio").normalise(observation.proprio.cpu().numpy())
             features["proprio"] = torch.from_numpy(state).to(torch.float32).to(device)
         return features
 
@@ -130,7 +138,9 @@ class OpenVLAPolicy(BeginsWithFolder):
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         """Samples tokens with uniforms [B, C, A]; None: the most likely ones."""
         if self.options.head is Head.l1 and noise is None:
-            return self._regressed(features)
+            normalised = self._regressed(features)
+            actions = self._robot(normalised.cpu().numpy()).to(normalised.device)
+            return PolicyOutput(actions, {"actions": actions}, torch.zeros_like(actions))
         self._require_log_probs()
         rows, pixels, proprio = self._inputs(features)
         model, distribution = self.module.model, self._distribution(temperature)
@@ -146,21 +156,21 @@ class OpenVLAPolicy(BeginsWithFolder):
         actions = self._robot(self._tokens.decode(tokens.view(shape).cpu().numpy())).to(tokens.device)
         return PolicyOutput(actions, {"tokens": tokens.view(shape)}, log_probs.view(shape), values)
 
-    def _regressed(self, features: Features) -> PolicyOutput:
+    def _regressed(self, features: Features) -> Tensor:
+        """Returns the L1 head's normalised actions, float32 [B, C, A], which may leave [-1, 1]."""
         model = self.module.model
         assert model.l1_head is not None
-        normalised = model.l1_head(model.hidden(*self._inputs(features), self.options.stop_token))
-        actions = self._robot(normalised.float().cpu().numpy()).to(normalised.device)
-        return PolicyOutput(actions, {"actions": actions}, torch.zeros_like(actions))
+        return model.l1_head(model.hidden(*self._inputs(features), self.options.stop_token)).float()
 
     def _robot(self, normalised: np.ndarray) -> Tensor:
-        """Converts normalised actions [..., A] to the env's, float32 in [-1, 1]."""
+        """Converts normalised actions [..., A] to the env's, float32; in [-1, 1] with options.clip_actions."""
         epsilon = 0.0 if self.options.decoding is Decoding.autoregressive else OFT_EPSILON
-        actions = self.range.expand(normalised, epsilon)
+        actions = self._range().expand(normalised, epsilon)
         if self.options.gripper is not Gripper.as_it_is:
             sign = 1.0 if self.options.gripper is Gripper.binary else -1.0
             actions[..., -1] = np.where(actions[..., -1] > 0.5, sign, -sign)
-        return torch.from_numpy(actions.clip(-1.0, 1.0)).to(torch.float32)
+        clipped = actions.clip(-1.0, 1.0) if self.options.clip_actions else actions
+        return torch.from_numpy(clipped).to(torch.float32)
 
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
@@ -183,8 +193,8 @@ class OpenVLAPolicy(BeginsWithFolder):
     def _require_log_probs(self) -> None:
         if self.options.head is Head.l1:
             raise ObjectiveError(
-                "policy.options.head is l1, but RL needs log-probs, which a regressed action does not have, and it "
-                "would train a token head that nothing reads: use head=discrete for RL; l1 can be evaluated"
+                "policy.options.head is l1, but RL needs log-probs, which a regressed action does not have, and would "
+                "train a token head that nothing reads: use head=discrete for RL; l1 is for fine-tuning and evaluation"
             )
 
     def _values(self, hidden: Tensor) -> Tensor:
@@ -205,6 +215,9 @@ class OpenVLAPolicy(BeginsWithFolder):
     def policy_parameters(self) -> list[nn.Parameter]:
         """Returns the trained parameters of the network: adapters, or all but frozen towers."""
         self._require_log_probs()
+        return self.imitation_parameters(whole=True)
+
+    def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
         return [p for p in self.module.model.parameters() if p.requires_grad]
 
     def value_parameters(self) -> list[nn.Parameter]:
@@ -213,8 +226,15 @@ class OpenVLAPolicy(BeginsWithFolder):
         return [*shared, *super().value_parameters()]
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the cross-entropy of demonstrated action tokens, a mean over a row's C * A, summed over rows."""
-        ids = self._tokens.encode(self._normalised(actions.cpu().numpy()))
+        """Returns the cross-entropy of demonstrated action tokens, a mean over a row's C * A, summed over rows.
+
+        With options.head=l1: the absolute error of normalised actions, as OpenVLA-OFT's finetune.py computes it.
+        """
+        normalised = self._normalised(actions.cpu().numpy())
+        if self.options.head is Head.l1:
+            errors = self._regressed(features) - torch.from_numpy(normalised).float().to(actions.device)
+            return mean_of_rows(errors.abs(), targets).sum()
+        ids = self._tokens.encode(normalised)
         tokens = torch.from_numpy(ids).flatten(1).to(actions.device)
         output_layer = self.module.model.network.output_layer
         log_probs, _ = self._distribution(1.0).score(self._states(features, tokens), output_layer, tokens)
@@ -226,10 +246,43 @@ class OpenVLAPolicy(BeginsWithFolder):
         if self.options.gripper is not Gripper.as_it_is:
             sign = 1.0 if self.options.gripper is Gripper.binary else -1.0
             robot_actions[..., -1] = np.where(robot_actions[..., -1] * sign > 0, 1.0, 0.0)
-        return self.range.normalise(robot_actions)
+        return self._range().normalise(robot_actions)
+
+    # ----------------------------------------------------------------------------------------------------- statistics
+    def normalise_by(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Replaces the folder's statistics by a dataset's, as the fine-tuning scripts of OpenVLA do.
+
+        With options.unnorm_key, the folder's statistics of that dataset stay.  A gripper that options.gripper converts
+        is not scaled.  A state that was not measured keeps the folder's statistics.
+
+        Raises:
+            ConfigError: they are of another robot than the env's.
+            CheckpointError: they lack q01 or q99.
+        """
+        if self.options.unnorm_key is not None:
+            return
+        old = cast("list[dict[str, dict[str, list]]]", list(self.checkpoint.statistics.values()))
+        made = {name: part for name, part in old[0].items() if name == "proprio"} if len(old) == 1 else {}
+        for section, name in (("action", ACTION), ("proprio", STATE)):
+            if name in statistics:
+                made[section] = {kind: value.tolist() for kind, value in statistics[name].items() if kind != "count"}
+        dim = len(next(iter(made["action"].values())))
+        made["action"]["mask"] = [True] * (dim - 1) + [self.options.gripper is Gripper.as_it_is]
+        self.checkpoint = replace(self.checkpoint, statistics={self.env.task: made})
+        self._require_ranges()
+
+    def _range(self, section: str = "action") -> Range:
+        dim = self.env.action_dim if section == "action" else self.env.proprio_dim
+        return range_of(self.checkpoint.statistics, self.options.unnorm_key, section, dim)
+
+    def _require_ranges(self) -> None:
+        """Raises unless there are statistics of this robot's actions, and of its state if that is read."""
+        for section in ("action", "proprio") if self.options.proprio else ("action",):
+            self._range(section)
 
     # ---------------------------------------------------------------------------------------------------------- files
     def _write(self, folder: Path, weights: bool) -> None:
+        self._require_ranges()
         write_checkpoint(self.checkpoint, folder, self.module.model, weights=weights)
 
 

@@ -68,8 +68,9 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
     named, given, files = "warm_start.demonstrations", start.demonstrations, [start.demonstrations]
     if config.algorithm.uses_demonstrations and config.files:
         named, given, files = "data", config.data, config.files
-    policy = config.policy  # one that others published normalises by the statistics of its folder
-    bounded = policy.normalise_actions is None and not getattr(load_target(policy._target_), "reads_published", False)
+    policy = config.policy  # one that others published normalises in any case
+    published = getattr(load_target(policy._target_), "reads_published", False)
+    bounded = policy.options.get("clip_actions", True) if published else policy.normalise_actions is None
     placed = [_weighted(place) for place in files if place is not None]
     if any(weight is not None for _, weight in placed):
         rule = "all paths have a weight above 0, as <path>:<weight>, or none has"
@@ -195,7 +196,10 @@ def require_actions(where: str, episode: str, actions: np.ndarray, bounded: bool
     if wrong.any():
         step, dimension = (int(k) for k in np.argwhere(wrong)[0])
         rule = "those of a policy lie in [-1, 1]"
-        action = "set policy.normalise_actions=min_max, with which the env is handed actions in these units"
+        action = (
+            "set policy.normalise_actions=min_max (pi0, SmolVLA, OpenVLA: policy.options.clip_actions=false), with "
+        )
+        action += "which the env is handed actions in these units"
         if not np.isfinite(actions[step, dimension]):
             rule, action = "actions are finite", "record it anew"
         raise DataError(

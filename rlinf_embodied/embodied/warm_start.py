@@ -34,7 +34,7 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
-_VERSION = 6  # of what a cached checkpoint depends on in addition to its key
+_VERSION = 7  # of what a cached checkpoint depends on in addition to its key
 _STAGE = "new policy"
 _PLACES = ("cache_dir", "checkpoint", "demonstrations")  # where files lie; what is in them counts
 _OF_LOADING = ("cache_gb", "decoders")  # of the section warm_start: memory and speed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from policies.openvla.policy import OpenVLAPolicy
 from policies.openvla.prompt import prompt_for, rows_of
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import Critic, PolicyConfig, TrainConfig
+from rlinf_embodied.data.statistics import vector_statistics
 from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.checkpoint import weights_sha256
@@ -118,6 +120,86 @@ def test_it_is_cloned_on_the_tokens_that_it_may_draw(published) -> None:
     tokens = torch.from_numpy(policy._tokens.encode(policy._normalised(actions.numpy())))
     log_probs = policy.evaluate(features, {"tokens": tokens}, 1.0).log_probs
     torch.testing.assert_close(-policy.imitation_loss(features, actions, {}), log_probs.mean((1, 2)).sum())
+
+
+DEGREES = torch.tensor([[-90.0, 0.2], [12.0, 0.5], [45.0, 0.1], [180.0, 0.4]])  # [C, A]
+
+
+@pytest.mark.parametrize("options", [PARALLEL, ONE_BY_ONE], ids=["oft", "openvla"])
+def test_data_in_degrees_are_learned_in_degrees(published, tmp_path, options: dict) -> None:
+    policy, env = policy_of(published, {**options, "clip_actions": False})
+    measured = {kind: torch.from_numpy(v).float() for kind, v in vector_statistics(DEGREES.numpy()).items()}
+    policy.normalise_by({"action": measured})
+    low, high = measured["q01"], measured["q99"]
+    features, actions = policy.encode_trainable(shown()), (low + 0.75 * (high - low)).expand(ROWS, env.chunk, 2)
+    adam = torch.optim.Adam(policy.imitation_parameters(whole=True), 1e-2)
+    for _ in range(30):
+        adam.zero_grad()
+        policy.imitation_loss(features, actions, {}).backward()
+        adam.step()
+    policy.save(tmp_path)
+    for made in (policy, OpenVLAPolicy.from_folder(tmp_path)):
+        found = made.act(made.encode(shown()), None, 1.0).actions
+        assert ((found - actions).abs() <= (high - low) / 255).all()  # about 112.5 degrees and 0.4
+    written = json.loads((tmp_path / "dataset_statistics.json").read_text())
+    assert list(written) == [env.task]
+    assert written[env.task]["action"]["q99"] == measured["q99"].tolist()
+    assert written[env.task]["action"]["mask"] == [True, True]
+    assert written[env.task]["proprio"] == policy_of(published, options)[0].checkpoint.statistics["here"]["proprio"]
+
+
+@pytest.mark.parametrize("more", [{}, {"lora": LORA}, {"lora": LORA, "precision": "bfloat16"}], ids=str)
+def test_an_l1_head_is_fine_tuned_by_the_absolute_error_of_normalised_actions(tmp_path, more: dict) -> None:
+    toys.write_toy_oft(tmp_path / "oft", toys.oft(l1=True))
+    env = replace(ENV, action_dim=toys.ACTION_DIM)
+    config = config_of({**PARALLEL, "head": "l1", "clip_actions": False, **more})
+    policy = OpenVLAPolicy.from_folder(tmp_path / "oft", env, config)
+    low, high = torch.tensor([-90.0, 0.0, 0.1]), torch.tensor([180.0, 100.0, 0.5])
+    policy.normalise_by({"action": {"q01": low, "q99": high}})
+    features, chosen = policy.encode_trainable(shown()), policy.imitation_parameters(whole=True)
+    actions = (low + torch.tensor([0.2, 0.5, 0.8]) * (high - low)).expand(ROWS, env.chunk, 3)
+    predicted, wanted = policy._regressed(features), torch.tensor([-0.6, 0.0, 0.6]).expand(ROWS, env.chunk, 3)
+    loss = policy.imitation_loss(features, actions, {})
+    torch.testing.assert_close(loss / ROWS, torch.nn.L1Loss()(predicted, wanted))  # as in OpenVLA-OFT's finetune.py
+    assert all(gradient is not None for gradient in torch.autograd.grad(loss, chosen, allow_unused=True))
+    assert {id(p) for p in policy.module.model.l1_head.parameters()} <= {id(p) for p in chosen}
+    adam = torch.optim.Adam(policy.module.model.l1_head.parameters(), 3e-3)
+    for _ in range(60):
+        adam.zero_grad()
+        policy.imitation_loss(features, actions, {}).backward()
+        adam.step()
+    policy.save(tmp_path / "saved")
+    found = policy.act(features, None, 1.0).actions
+    assert ((found - actions).abs() <= 0.05 * (high - low)).all()
+    again = OpenVLAPolicy.from_folder(tmp_path / "saved")
+    assert torch.equal(again.act(again.encode(shown()), None, 1.0).actions, found)
+
+
+def test_parts_of_oft_that_a_folder_lacks_start_with_random_weights_and_are_saved(published, tmp_path) -> None:
+    options = {**PARALLEL, "head": "l1", "proprio": True, "lora": LORA}
+    with pytest.raises(CheckpointError, match=r"action_head--<steps>_checkpoint.pt, but .* none: .* new_parts=true"):
+        policy_of(published, options)
+    policy, _ = policy_of(published, {**options, "new_parts": True})
+    policy.save(tmp_path)
+    assert (tmp_path / "model.safetensors").samefile(published / "model.safetensors")
+    assert weights_sha256(state_of(tmp_path)) == weights_sha256(policy.module.state_dict())
+
+
+def test_a_gripper_that_is_converted_is_not_scaled(published) -> None:
+    policy, _ = policy_of(published, {**PARALLEL, "gripper": "inverted"})
+    policy.normalise_by({"action": {"q01": torch.tensor([-0.5, -1.0]), "q99": torch.tensor([0.5, 1.0])}})
+    normalised = policy._normalised(np.array([[0.5, -1.0], [-0.5, 1.0]]))  # the gripper of the data is 1 and 0
+    np.testing.assert_allclose(normalised, [[1.0, 1.0], [-1.0, 0.0]], atol=1e-6)
+    np.testing.assert_allclose(policy._robot(normalised), [[0.5, -1.0], [-0.5, 1.0]], atol=1e-6)
+
+
+def test_statistics_that_unnorm_key_names_stay_and_those_of_another_robot_are_refused(published) -> None:
+    named, _ = policy_of(published, {**PARALLEL, "unnorm_key": "here"})
+    three = {"action": {kind: torch.ones(3) for kind in ("q01", "q99")}}
+    named.normalise_by(three)
+    assert list(named.checkpoint.statistics) == ["here"]
+    with pytest.raises(ConfigError, match="action statistics have 3 dimensions, and 2 are needed"):
+        policy_of(published, PARALLEL)[0].normalise_by(three)
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -274,9 +356,14 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
         ({**PARALLEL, "prompt_length": 5}, ENV, "policy.options.prompt_length is 5, but a prompt has .* tokens"),
     ],
 )
-def test_what_does_not_fit_is_named(published, options: dict, env: EnvSpec, words: str) -> None:
+def test_what_does_not_fit_is_named(published, tmp_path, options: dict, env: EnvSpec, words: str) -> None:
+    def started() -> None:
+        policy = OpenVLAPolicy.from_folder(published, env, config_of(options))
+        policy.encode(shown())
+        policy.save(tmp_path)  # the first that a training does with a published folder
+
     with pytest.raises((ConfigError, CheckpointError), match=words):
-        OpenVLAPolicy.from_folder(published, env, config_of(options)).encode(shown())
+        started()
 
 
 def test_a_checkpoint_of_other_options_is_refused(straight) -> None:

@@ -55,7 +55,7 @@ class Oracle:
 
     def oft(self, **options: object):
         made = OpenVLAOptions(decoding=Decoding.parallel, unnorm_key=self.facts["unnorm_key"], **options)
-        return with_oft(self.checkpoint, made, CHUNK)
+        return with_oft(self.checkpoint, made, CHUNK, 7, 8)
 
 
 def expanded(folder: Path, out: Path) -> Path:

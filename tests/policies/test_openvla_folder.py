@@ -10,6 +10,7 @@ import torch
 from model_folders import shapes_sha256
 from safetensors.torch import load_file, save_file
 
+from policies.openvla.actions import range_of
 from policies.openvla.config import Decoding, Head, OpenVLAOptions, config_of
 from policies.openvla.folder import empty_network, read_checkpoint, with_oft, write_checkpoint
 from policies.openvla.images import read_processor
@@ -44,7 +45,7 @@ def folder(written, tmp_path) -> Path:
 
 def read_oft(folder: Path, **own: object):
     options = OpenVLAOptions(decoding=Decoding.parallel, **{"unnorm_key": "arm", **own})
-    return with_oft(read_checkpoint(folder), options, toys.CHUNK_LEN)
+    return with_oft(read_checkpoint(folder), options, toys.CHUNK_LEN, toys.ACTION_DIM, toys.PROPRIO_DIM)
 
 
 def change_weights(folder: Path, **changes: torch.Tensor | None) -> None:
@@ -166,19 +167,22 @@ def test_a_damaged_weight_file_is_refused(folder):
 )
 def test_statistics_must_be_chosen_from_those_that_are_there(written, key, message):
     with pytest.raises(ConfigError, match=message):
-        read_oft(written, unnorm_key=key)
+        range_of(read_checkpoint(written).statistics, key)
 
 
 def test_statistics_without_a_range_are_refused(folder):
     toys.change_json(folder / "dataset_statistics.json", arm={"action": {"mean": [0.0]}})
     with pytest.raises(CheckpointError, match=r"statistics of 'arm' have no action.q01 and action.q99"):
-        read_oft(folder)
+        range_of(read_checkpoint(folder).statistics, "arm")
 
 
-def test_statistics_of_another_robot_than_the_head_are_refused(tmp_path):
+def test_a_head_of_another_robot_is_refused(tmp_path):
     toys.write_toy_oft(tmp_path / "oft", toys.oft(l1=True))
-    with pytest.raises(ConfigError, match="action statistics have 2 dimensions, and 3 are needed"):
-        read_oft(tmp_path / "oft", unnorm_key="hand", head=Head.l1)
+    options = OpenVLAOptions(decoding=Decoding.parallel, head=Head.l1)
+    with pytest.raises(
+        CheckpointError, match=r"of another shape, .* or use an env of the robot that they were trained"
+    ):
+        with_oft(read_checkpoint(tmp_path / "oft"), options, toys.CHUNK_LEN, 2, toys.PROPRIO_DIM)
 
 
 def test_side_files_must_be_there_once_and_whole(tmp_path):
