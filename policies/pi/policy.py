@@ -162,6 +162,12 @@ class PiPolicy(ActsByFlow, BeginsWithFolder):
         """How state and actions are normalised."""
         return {part.name: part for part in (self.checkpoint.processors.state, self.checkpoint.processors.action)}
 
+    @property
+    def relative_actions(self) -> list[bool]:
+        """For each dimension of an action, whether it is relative to the state of its chunk's start; [] for none."""
+        relative = self.checkpoint.processors.relative
+        return relative.mask(self.env.action_dim) if relative.enabled else []
+
     def normalise_by(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Replaces the folder's statistics by a dataset's, as LeRobot does; policy.normalise_* change the modes.
 

@@ -116,14 +116,18 @@ class RelativeActions:
     exclude_joints: Sequence[str] = ("gripper",)  # substrings of names, ignoring case
     action_names: Sequence[str] | None = None  # None: no joint is excluded
 
+    def mask(self, dim: int) -> list[bool]:
+        """Returns for each of `dim` dimensions of an action whether the state's is subtracted."""
+        if not self.exclude_joints or self.action_names is None:
+            return [True] * dim
+        words = [word.lower() for word in self.exclude_joints if word]
+        masked = [not any(word in name.lower() for word in words) for name in self.action_names]
+        return [*masked, *[False] * dim][:dim]
+
     def offset(self, state: Tensor, dim: int) -> Tensor:
         """Returns the offset [B, 1, dim] that makes relative actions [B, C, dim] of a state [B, D] absolute."""
-        masked = [True] * dim
-        if self.exclude_joints and self.action_names is not None:
-            words = [word.lower() for word in self.exclude_joints if word]
-            masked = [not any(word in name.lower() for word in words) for name in self.action_names]
-        mask = torch.tensor(masked[:dim], dtype=state.dtype, device=state.device)
-        length = min(len(mask), state.shape[1])
+        mask = torch.tensor(self.mask(dim), dtype=state.dtype, device=state.device)
+        length = min(dim, state.shape[1])
         return F.pad(state[:, :length] * mask[:length], (0, dim - length))[:, None]
 
 

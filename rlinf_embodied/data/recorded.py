@@ -189,7 +189,13 @@ class RecordedDataset(ABC):
         Args:
             chunk: actions per chunk; incomplete chunks at an episode's end are left out.
             relative: for each dimension of an action, whether the state's is subtracted.
+
+        Raises:
+            DataError: every episode is shorter than a chunk.
         """
+        if self.lengths.max() < chunk:
+            rule = f"its longest episode has {self.lengths.max()} frames, and a chunk {chunk} actions"
+            raise DataError(f"{self.where}, but {rule}: use a smaller env.chunk, or other data")
         parts = []
         for frames in map(self.frames, range(self.num_episodes)):
             starts = np.arange(frames.start, frames.stop - chunk + 1)

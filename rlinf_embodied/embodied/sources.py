@@ -208,19 +208,30 @@ def require_actions(where: str, episode: str, actions: np.ndarray, bounded: bool
         )
 
 
-def statistics_of(sources: Sequence[DemonstrationSource]) -> dict[str, dict[str, Tensor]]:
-    """Returns statistics of actions and state in files, float32 [A] and [P]; of the state if no simulator shows it."""
+def statistics_of(
+    sources: Sequence[DemonstrationSource], relative: Sequence[bool] = (), chunk: int = 1
+) -> dict[str, dict[str, Tensor]]:
+    """Returns statistics of actions and state in files, float32 [A] and [P]; of the state if no simulator shows it.
+
+    With `relative`, as RecordedDataset.relative_action_statistics takes it, those of actions in chunks of `chunk`.
+
+    Raises:
+        ConfigError: actions are relative to a state that a file does not hold.
+    """
     found: dict[str, list[Statistics]] = {ACTION: [], STATE: []}
     for source in sources:
         path = Path(source.path)
         if source.kind is Kind.recorded:
             dataset = source.open()
             of = dataset.statistics([ACTION, *dataset.states])
-            found[ACTION].append(of.pop(ACTION))
+            absolute = of.pop(ACTION)
+            found[ACTION].append(dataset.relative_action_statistics(chunk, relative) if any(relative) else absolute)
             kinds = set.intersection(*({*part} for part in of.values())) - {"count"}
             beside = {kind: np.concatenate([part[kind].reshape(-1) for part in of.values()]) for kind in kinds}
             found[STATE].append(beside | {"count": next(iter(of.values()))["count"]})
         elif source.kind is Kind.maniskill:
+            rule = "the policy's actions are relative to the state, which a trajectory file does not hold"
+            require(not any(relative), source.named, source.path, rule, "use a LeRobot dataset")
             episodes = read_recording(path, source.named).episodes
             found[ACTION].append(combine(vector_statistics(episode.actions) for episode in episodes))
     as_tensors = lambda part: {kind: torch.from_numpy(value).float() for kind, value in part.items()}  # noqa: E731

@@ -146,7 +146,8 @@ class NewPolicyStage:
             env.close()
 
     def _normalise(self, policy: Policy) -> None:
-        settings, statistics = self._config.policy, statistics_of(self._config.sources)
+        settings, relative = self._config.policy, getattr(policy, "relative_actions", ())
+        statistics = statistics_of(self._config.sources, relative, policy.spec.chunk)
         if isinstance(policy, ImitationPolicy) and statistics:
             policy.normalise_by(statistics)
         for name in ("normalise_actions", "normalise_state"):

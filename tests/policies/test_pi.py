@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from conftest import REPOSITORY
 from runs import SFT, tiny_overrides, train, weights_of
 from safetensors.torch import load_file, save_file
 
@@ -17,10 +20,14 @@ from experiments.examples.small_pi import Options, write_small
 from policies.flow import Flow
 from policies.pi.config import Family
 from policies.pi.policy import PiPolicy
-from rlinf_embodied.compose import compose_evaluate, compose_train
-from rlinf_embodied.config import Critic, PolicyConfig, TrainConfig
+from policies.pi.processors import RelativeActions
+from rlinf_embodied.compose import compose, compose_evaluate, compose_train
+from rlinf_embodied.config import Critic, EnvConfig, PolicyConfig, TrainConfig
+from rlinf_embodied.data.lerobot import LeRobotDataset
 from rlinf_embodied.embodied.evaluate import evaluate_command
-from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, statistics_of
+from rlinf_embodied.embodied.warm_start import NewPolicyConfig, NewPolicyStage
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from tests.observations import env_spec, observed
@@ -267,6 +274,26 @@ def test_names_of_other_versions_are_read(published, tmp_path, family: str) -> N
     assert all(torch.equal(here[name], there[name]) for name in here if "lm_head" not in name)
 
 
+def test_the_first_commands_of_the_page_run_one_after_the_other(tmp_path, monkeypatch) -> None:
+    block = (REPOSITORY / "docs/pi.md").read_text().split("```sh\n")[1].split("```")[0]
+    commands = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    monkeypatch.chdir(tmp_path)
+    small = ["cluster=serial", "env.num_envs=4", "env.block_size=4", "env.horizon=10", "env.chunks_per_rollout=2"]
+    evaluation = ["eval.num_episodes=2", "eval.num_envs=2", "eval.record_video=false"]
+    small += [*evaluation, "warm_start.num_demos=4"]
+    shorter = {"algorithm=sft": ["algorithm.epochs=1"], "algorithm=ppo_finetune": ["run.num_iterations=1"]}
+    for script, *words in commands:
+        if script == "-m":
+            write_small(compose(Options, words[1:]))
+        elif script == "experiments/train_vla.py":
+            more = [text for word in words for text in shorter.get(word, [])]
+            summary = train(compose_train([*words, *small, *more]))
+        elif script == "experiments/evaluate.py":
+            again = evaluate_command(compose_evaluate([*words, "cluster=serial", *evaluation]))
+    assert again["success_once"] == summary["after"]["success_once"]
+    assert script == "experiments/serve_policy.py"  # it serves until it is stopped: tests/embodied/test_serving.py
+
+
 @pytest.mark.parametrize(
     ("env", "options", "message"),
     [
@@ -307,6 +334,26 @@ def test_a_base_model_takes_the_env_s_robot_and_the_statistics_of_a_dataset(publ
     torch.testing.assert_close(actions, torch.full((1, CHUNK, 3), 5.0))
     with pytest.raises(ConfigError, match=r"numbers in proprio is 6, but .* its statistics are of 5"):
         policy.normalise_by({"observation.state": of(5, 2.0), "action": of(3, 4.0)})
+
+
+def test_relative_actions_are_normalised_by_statistics_of_relative_chunks(tmp_path) -> None:
+    place, joints = REPOSITORY / "tests/oracles/lerobot/datasets/images", ["a", "b", "c", "d", "e", "gripper"]
+    sizes = Options(family="pi0", out=str(tmp_path), action_dim=6, proprio_dim=6, chunk=8, hidden_size=16)
+    policy = policy_of(write_small(sizes), env=env_spec("arm", ROWS, 8, 16, 6, 6, 9, 16, ("front",)))
+    relative = RelativeActions(enabled=True, action_names=joints)
+    policy.checkpoint = replace(policy.checkpoint, processors=replace(policy.checkpoint.processors, relative=relative))
+    source = DemonstrationSource(Kind.recorded, 2, str(place), named="data")
+    config = NewPolicyConfig(EnvConfig(), policy.config, 0, sources=(source,))
+    NewPolicyStage(config)._normalise(policy)
+    wanted = LeRobotDataset(place).relative_action_statistics(
+        8, [True] * 5 + [False]
+    )  # tests compare it with LeRobot's
+    for kind in ("mean", "std", "q01", "q99"):
+        np.testing.assert_allclose(policy.normalisation["action"].statistics[kind], wanted[kind], rtol=1e-5)
+    with pytest.raises(DataError, match=r"longest episode has \d+ frames, and a chunk 900 actions"):
+        LeRobotDataset(place).relative_action_statistics(900, [True] * 6)
+    with pytest.raises(ConfigError, match="relative to the state, which a trajectory file does not hold"):
+        statistics_of([replace(source, kind=Kind.maniskill)], [True] * 6, 8)
 
 
 def test_a_folder_without_its_tokenizer_says_what_to_copy(published, tmp_path) -> None:
