@@ -33,7 +33,7 @@ from rlinf_embodied.embodied.export import export_dataset
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError, ServerError
 from rlinf_embodied.interfaces.envs import EnvSpec, features_of
-from rlinf_embodied.interfaces.serving import PolicyClient, observation_of, pack, pack_vla_eval, unpack
+from rlinf_embodied.interfaces.serving import OURS, PolicyClient, observation_of, pack, pack_vla_eval, unpack
 from rlinf_embodied.plug_ins import load_target
 
 SMALL = ["cluster=serial", "eval.num_envs=4", "eval.num_episodes=6", "eval.record_video=false"]
@@ -418,6 +418,10 @@ anyio.run(run)
 def test_a_url_without_a_policy_server_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"remote.url is 'ws://127.0.0.1:9', but no policy server answers there"):
         evaluate(tmp_path, "policy=remote", "remote.url=ws://127.0.0.1:9", *ENV)
+    with server(lambda request: None, greeting=pack({OURS: {"version": 0}})) as url:
+        refused = r"no policy server answers there \(version 0 of the protocol, and not 1\)"
+        with pytest.raises(ConfigError, match=refused):
+            PolicyClient(url, timeout_s=5.0)
     with pytest.raises(ConfigError, match=r"remote.url is 'http://a', but it names a websocket"):
         compose_evaluate(["policy=remote", "remote.url=http://a"])
     with pytest.raises(ConfigError, match=r"remote.url is None, but policy is .remote.: give"):

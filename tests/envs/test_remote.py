@@ -140,6 +140,12 @@ def test_a_checkpoints_episodes_are_the_same_in_a_served_env(point: str, tmp_pat
     assert (tmp_path / "here/episodes.csv").read_bytes() == (tmp_path / "there/episodes.csv").read_bytes()
 
 
+def test_a_server_of_another_protocol_version_is_refused(point: str, monkeypatch) -> None:
+    monkeypatch.setattr(remote, "VERSION", 0)
+    with pytest.raises(SimulatorError, match=r"it speaks protocol version 1, and not 0: use the same version of rlinf"):
+        remote.make_env(elsewhere(point), 3)
+
+
 def test_a_robot_keeps_its_rate_and_its_emergency_stop_ends_the_run(tmp_path: Path) -> None:
     (robot := tmp_path / "robot.yaml").write_text(
         "_target_: robot_stand_in.make_env\ntask: Lift\ncameras: []\ncontrol_hz: 50\nhorizon: 10\nchunk: 2\n"

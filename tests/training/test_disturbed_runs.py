@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,13 +12,15 @@ import pytest
 from control_runs import DAGGER, HG_DAGGER, RECAP, RLPD, reach, small
 from hierarchical_runs import two_levels
 from math_runs import DAPO, PPO, sft, tiny_math
-from runs import BEHIND, FOUR, GRPO, SFT, short, tiny, train
+from runs import BEHIND, FOUR, GRPO, SFT, TINY, short, tiny, train
 from stopped_runs import interrupt_in, same_end, straight_runs
 from training_faults import lost, once
 
+from rlinf_embodied.compose import compose_export
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.evaluation import EvaluationEnvStage
+from rlinf_embodied.embodied.export import export_dataset
 from rlinf_embodied.embodied.fine_tuning import CloningLearner, FineTuningLearner
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.replay_stage import ReplayStage
@@ -36,6 +40,17 @@ STALE = [
     *("algorithm.tis_cap=2.0", "algorithm.lr_end_fraction=1.0", "run.num_iterations=4"),
     *("checkpoint.every=1", "plan.max_staleness=2"),
 ]
+
+
+@functools.cache
+def dataset() -> str:
+    """The folder of a LeRobot dataset of twelve episodes."""
+    folder = tempfile.mkdtemp()
+    env = [f"{key}={value}" for key, value in TINY.items() if key.startswith("env")]
+    export_dataset(compose_export([*env, "policy=expert", "num_episodes=12", f"out={folder}/set"]), lambda *_: None)
+    return f"{folder}/set"
+
+
 RUNS: dict[str, Callable[..., TrainConfig | MathConfig]] = {
     "ppo": lambda *words: short("env.carry_over=true", *words),
     "grpo": lambda *words: tiny(*FOUR, *GRPO, *words),
@@ -50,6 +65,7 @@ RUNS: dict[str, Callable[..., TrainConfig | MathConfig]] = {
     "hg_dagger": lambda *words: reach(*HG_DAGGER, *words),
     "recap": lambda *words: reach(*RECAP, *words),
     "fine-tuning": lambda *words: tiny(*SFT, "warm_start.num_demos=8", *words),
+    "fine-tuning, dataset": lambda *words: tiny(*SFT, f"data={dataset()}", *words),
     "math": lambda *words: tiny_math(*MATH, *words),
     "math, lora": lambda *words: tiny_math(*MATH, *LORA, *words),
     "math, ppo, lora": lambda *words: tiny_math(*MATH, *PPO, *LORA, *words),
@@ -69,6 +85,7 @@ STOPS = [
     *(("fine-tuning", 0, []), ("fine-tuning", 2, []), ("math, fine-tuning", 0, []), ("math, fine-tuning", 2, [])),
     *(("math", 1, HALVES), ("math, ppo, lora", 1, HALVES), ("math, dapo", 1, HALVES), ("math, ahead", 1, HALVES)),
     ("math, bfloat16", 1, HALVES),
+    ("fine-tuning, dataset", 2, []),
 ]
 HELD = {"ppo": {"carry_over"}, "math, ppo, lora": {"critic_module", "policy_module"}}  # of these, by the checkpoint
 # the method of a stage in which a worker is lost: at which call, before or after its work
