@@ -63,16 +63,18 @@ def test_a_dataset_in_degrees_becomes_a_policy_that_lerobot_loads(tmp_path: Path
 
 
 @pytest.mark.ray
-def test_openvla_oft_is_fine_tuned_in_the_degrees_of_a_dataset(tmp_path: Path) -> None:
+def test_openvla_oft_is_fine_tuned_as_published_in_the_degrees_of_a_dataset(tmp_path: Path) -> None:
     data, task = recorded("lerobot", tmp_path)
     base = openvla_folders.write_published(tmp_path / "base", action=6, proprio=6)
-    own = ["policy=openvla_oft", "policy.options.proprio=false", f"env.instruction={task}", f"data={data}"]
+    own = ["policy=openvla_oft", "policy.options.head=l1", "policy.options.proprio=true", "policy.options.lora.rank=2"]
+    own += ["policy.options.new_parts=true", f"env.instruction={task}", f"data={data}"]
     own += [f"warm_start.checkpoint={base}", f"run.dir={tmp_path}/sft"]
     config, clipped = (compose_train(tiny_overrides(*ENV, *RUN, *CLONE, *own, *words)) for words in ([], [CLIPS]))
     assert [[source.bounded for source in sources_of(made)] for made in (config, clipped)] == [[False] * 2, [True] * 2]
     train(config)
     written = json.loads((tmp_path / "sft/checkpoints/latest/dataset_statistics.json").read_text())
     assert list(written) == [config.env.task]
+    assert (tmp_path / "sft/checkpoints/latest/action_head--0_checkpoint.pt").exists()
     measured = statistics_of(sources_of(config))
     assert measured["action"]["q99"].max() > 10
     for section, name in (("action", "action"), ("proprio", "observation.state")):

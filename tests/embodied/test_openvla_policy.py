@@ -177,7 +177,7 @@ def test_an_l1_head_is_fine_tuned_by_the_absolute_error_of_normalised_actions(tm
 
 def test_parts_of_oft_that_a_folder_lacks_start_with_random_weights_and_are_saved(published, tmp_path) -> None:
     options = {**PARALLEL, "head": "l1", "proprio": True, "lora": LORA}
-    with pytest.raises(CheckpointError, match=r"action_head--<steps>_checkpoint.pt, but .* none: .* new_parts=true"):
+    with pytest.raises(CheckpointError, match=r"action_head--<steps>_checkpoint.pt, but .* none: .*new_parts=true"):
         policy_of(published, options)
     policy, _ = policy_of(published, {**options, "new_parts": True})
     policy.save(tmp_path)
