@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -118,9 +118,10 @@ class PromptTemplate:
         self._rules = [_RULES.get(rule) or partial(_last_match, _pattern(rule, 1, path)) for rule in rules]
         self._format = _pattern(variables["format"], 0, _PATH) if variables.get("format") else None
 
-    @classmethod
-    def of(cls, config: DataConfig) -> PromptTemplate:
-        return cls(config.prompt_template, config.final_answer)
+    @staticmethod
+    def of(config: DataConfig) -> PromptTemplate:
+        """Returns the template of a run, which is compiled once: all new episodes refer to it."""
+        return _compiled(config.prompt_template, tuple(config.final_answer))
 
     def _unusable(self, reason: object) -> ConfigError:
         return ConfigError(f"{_PATH} is {self._name!r}, but it cannot be used ({reason}): correct the file")
@@ -155,6 +156,11 @@ class PromptTemplate:
         """Returns whether a completion has a final answer, and matches the template's format if it has one."""
         fits = self._format is None or self._format.fullmatch(completion) is not None
         return fits and self.final_answer(completion) is not None
+
+
+@cache
+def _compiled(name: str, final_answer: tuple[str, ...]) -> PromptTemplate:
+    return PromptTemplate(name, final_answer)
 
 
 def _pattern(text: object, groups: int, path: str) -> re.Pattern[str]:

@@ -105,6 +105,12 @@ def test_rules_for_final_answers_can_be_chosen(rule, text, answer):
     assert PromptTemplate.of(DataConfig(final_answer=[rule])).final_answer(text) == answer
 
 
+def test_a_runs_template_is_compiled_once(monkeypatch):
+    made = PromptTemplate.of(DataConfig(final_answer=["boxed", "marked"]))
+    monkeypatch.setattr(PromptTemplate, "__init__", None)
+    assert PromptTemplate.of(DataConfig(final_answer=["boxed", "marked"])) is made
+
+
 def test_a_file_is_a_template(tmp_path):
     file = tmp_path / "think.jinja"
     file.write_text(
