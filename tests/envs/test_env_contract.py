@@ -367,7 +367,7 @@ def test_a_solved_episode_terminates_and_its_later_sub_steps_are_not_valid(name:
         assert end.metrics["reward"] == pytest.approx(end.metrics["return"] / end.metrics["episode_len"])
         assert result.final_observation is not None
         final = result.final_observation.rows([result.final_rows.index(row)])
-        assert pixels(final).float().std() > 1
+        assert not final.images or pixels(final).float().std() > 1
 
 
 @pytest.mark.usefixtures("repeats")
