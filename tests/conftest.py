@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -129,6 +130,16 @@ def nothing_starts(monkeypatch):
 
     monkeypatch.setattr("rlinf_embodied.runtime.session.make_session", refuse)
     monkeypatch.setattr("rlinf_embodied.training.trainer.make_session", refuse)
+
+
+@pytest.fixture
+def import_library(monkeypatch):
+    """A function that imports a client or library of .venv-agents, or skips the test; packages of runs come first."""
+    from envs.foreign.adapter import folder_of
+
+    site = folder_of("agents") / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
+    return functools.partial(pytest.importorskip, reason="python -m experiments.setup.foreign env=agents")
 
 
 @pytest.fixture

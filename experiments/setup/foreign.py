@@ -1,6 +1,6 @@
-"""Installs a simulator, lerobot, vla-eval or vLLM into a virtual environment, as versions conflict with those of runs.
+"""Installs a simulator, lerobot, vla-eval, vLLM or clients of agents into a separate virtual environment.
 
-python -m experiments.setup.foreign env=<name>    aloha, lerobot, libero, metaworld, pusht, so101, vla_eval or vllm
+python -m experiments.setup.foreign env=<name>  agents, aloha, lerobot, libero, metaworld, pusht, so101, vla_eval, vllm
 
 installs the versions of experiments/setup/<name>.txt into .venv-<name> (or the folder that the variable
 RLINF_EMBODIED_<NAME> names), and an off-screen renderer where there is none and it may (root on Debian or
@@ -97,7 +97,7 @@ def check(key: str, pins: str) -> str:
 class Options:
     """The keys."""
 
-    env: str = ""  # aloha, lerobot, libero, metaworld, pusht, so101, vla_eval or vllm
+    env: str = ""  # agents, aloha, lerobot, libero, metaworld, pusht, so101, vla_eval or vllm
 
 
 def set_up(own: Options) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import random
 import threading
@@ -14,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from math_runs import tiny_math
-from model_folders import model_folder
+from model_folders import gsm8k_rows, model_folder, write_rows
 from PIL import Image
 
 from experiments.examples import environments, film_strip, http_judge
@@ -24,8 +26,8 @@ from rlinf_embodied.data.lerobot_writer import write_video
 from rlinf_embodied.data.problems import Problem, Split
 
 
-def test_reasoning_gyms_scores_are_its_own() -> None:
-    gym = pytest.importorskip("reasoning_gym", reason="pip install reasoning-gym")
+def test_reasoning_gyms_scores_are_its_own(import_library) -> None:
+    gym = import_library("reasoning_gym")
     for level in ("chain_sum", "leg_counting", "countdown"):
         source = environments.ReasoningGym(DataConfig(level=level), 3)
         own = gym.create_dataset(level, seed=3, size=1 << 40)
@@ -38,8 +40,8 @@ def test_reasoning_gyms_scores_are_its_own() -> None:
                 assert found == own.score_answer(text.strip(), problem.columns["entry"])
 
 
-def test_a_game_of_textarena_earns_its_own_reward(monkeypatch) -> None:
-    arena = pytest.importorskip("textarena", reason="pip install textarena")
+def test_a_game_of_textarena_earns_its_own_reward(monkeypatch, import_library) -> None:
+    arena = import_library("textarena")
     draw = random.Random(0)
     for number in range(50):
         turns = [f"[{draw.randint(1, 20)}]" if draw.random() < 0.95 else "no" for _ in range(40)]
@@ -56,8 +58,8 @@ def test_a_game_of_textarena_earns_its_own_reward(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["#### 12", "#### 13", "12", "so 12 #### 12", "####12"])
-def test_skyrl_gyms_rewards_are_its_own(monkeypatch, text) -> None:
-    gym = pytest.importorskip("skyrl_gym", reason="pip install skyrl-gym")
+def test_skyrl_gyms_rewards_are_its_own(monkeypatch, import_library, text) -> None:
+    gym = import_library("skyrl_gym")
     monkeypatch.setattr(environments, "ask", lambda url, chat: text)
     env = gym.make("gsm8k", extras={"reward_spec": {"ground_truth": "12"}})
     env.init([{"role": "user", "content": "?"}])
@@ -105,25 +107,67 @@ class Checked(vf.Env[Seat]):
 """
 
 
-def test_episodes_of_verifiers_train_on_its_rewards(tmp_path: Path, monkeypatch) -> None:
-    pytest.importorskip("verifiers.v1", reason="pip install verifiers")
+EXAMPLES = "experiments.examples"
+# completions that are cut off are not scored; random weights soon write one of these characters
+ENDS = f"generation.stop={[*'abcdefghijklmnopqrstuvwxyz0123456789']}".replace("'", '"')
+SHORT = "generation.max_new_tokens=6"
+LIBRARIES = {  # the library: what scores its episodes, and the overrides of a training
+    "verifiers.v1": (
+        f"{EXAMPLES}.verifiers_tasks.episode",
+        [f"data._target_={EXAMPLES}.verifiers_tasks.Tasks", "data.level=checked_sums", SHORT],
+    ),
+    "reasoning_gym": (
+        f"{EXAMPLES}.environments.reasoning_gym_score",
+        [f"data._target_={EXAMPLES}.environments.ReasoningGym", "data.level=chain_sum", ENDS],
+    ),
+    "textarena": (
+        f"{EXAMPLES}.environments.textarena_game",
+        [f"data._target_={EXAMPLES}.environments.Seeds", "data.level=GuessTheNumber-v0", SHORT],
+    ),
+    "skyrl_gym": (f"{EXAMPLES}.environments.skyrl_gym_gsm8k", ["data.files.all=gsm8k.jsonl", SHORT]),
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_three_iterations_train_on_the_rewards_of_a_library(library, tmp_path, monkeypatch, import_library) -> None:
+    import_library(library)
     (tmp_path / "checked_sums.py").write_text(TASKSET)
+    write_rows(tmp_path / "gsm8k.jsonl", gsm8k_rows(0, 100))
     monkeypatch.syspath_prepend(tmp_path)
-    model_folder(tmp_path / "model", "qwen2", context=512)
-    tasks, agent = (f"experiments.examples.verifiers_tasks.{name}" for name in ("Tasks", "episode"))
-    problems = [f"data._target_={tasks}", "data.level=checked_sums", "data.prompt_template=natural"]
-    sizes = ["prompts_per_iteration=4", "group_size=2", "tokens_per_microbatch=1024"]
-    few = ["generation.rows_per_block=8", "generation.max_new_tokens=6", "eval.num_problems=2", "eval.num_samples=0"]
-    policy, run = ["policy=folder", f"policy.folder={tmp_path / 'model'}"], f"run.dir={tmp_path / 'run'}"
-    train(tiny_math(*problems, f"agent._target_={agent}", *(f"algorithm.{n}" for n in sizes), *few, *policy, run))
-    earned = [0.25 * first[:1].isdigit() + len(last) % 5 / 2 for first, last in import_module("checked_sums").SCORED]
+    monkeypatch.chdir(tmp_path)
+    (target, problems), own, paid, number = LIBRARIES[library], list[float](), list[float](), itertools.count()
+    module, _, name = target.rpartition(".")
+    scored = getattr(import_module(module), name)
+
+    @functools.wraps(scored)
+    def recorded(*given) -> float:
+        """Adds to the library's reward, which hardly varies with random weights, a term that does."""
+        made, extra = scored(*given), next(number) % 3 / 10
+        own.append(made)
+        if next(problem.id for problem in given if isinstance(problem, Problem)) < 1 << 40:  # of the training split
+            paid.append(made + extra)
+        return made + extra
+
+    monkeypatch.setattr(f"{module}.{name}", recorded)
+    section = "reward" if library == "reasoning_gym" else "agent"
+    sizes = ["prompts_per_iteration=4", "group_size=2", "tokens_per_microbatch=4096"]
+    few = ["generation.rows_per_block=8", "eval.num_problems=2", "eval.num_samples=0"]
+    policy = ["policy=folder", f"policy.folder={model_folder(tmp_path / 'model', 'qwen2', context=4096)}"]
+    words = [*problems, f"{section}._target_={target}", "data.prompt_template=natural", *few, *policy]
+    train(tiny_math(*words, *(f"algorithm.{n}" for n in sizes), f"run.dir={tmp_path / 'run'}"))
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "rollout/reward" in row]
-    assert [row["rollout/turns"] for row in rows] == [2.0] * 3
-    own = [sum(earned[2 + 8 * n : 10 + 8 * n]) / 8 for n in range(3)]  # behind the first evaluation
-    assert [row["rollout/reward"] for row in rows] == pytest.approx(own)
-    assert len(earned) == 2 + 3 * 8 + 2
-    assert len(set(earned)) > 2
+    assert [row["rollout/reward"] for row in rows] == pytest.approx(
+        [sum(paid[8 * n : 8 * n + 8]) / 8 for n in range(3)]
+    )
+    assert len(paid) == 3 * 8
+    assert all(row["charts/optimizer_steps"] > 0 for row in rows)
+    if library == "verifiers.v1":
+        turns = import_module("checked_sums").SCORED
+        expected = [0.25 * first[:1].isdigit() + len(last) % 5 / 2 for first, last in turns]
+        assert sorted(own) == pytest.approx(sorted(expected))
+        assert [row["rollout/turns"] for row in rows] == [2.0] * 3
+        assert len(set(own)) > 2
 
 
 CODES: list[int] = []  # the next answers, then 200

