@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from math_runs import tiny_math
-from model_folders import bpe_tokenizer
+from model_folders import BOS, bpe_tokenizer
 from runs import train
 from stopped_runs import interrupt_in, same_end
 
@@ -25,8 +27,8 @@ from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.interfaces.language import padded
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, all_log_probs
 from rlinf_embodied.reasoning.calculator import calculate
-from rlinf_embodied.reasoning.engine import generate
-from rlinf_embodied.reasoning.episodes import Episodes, completions_of, episodes_of, run_episodes
+from rlinf_embodied.reasoning.engine import Generated, generate
+from rlinf_embodied.reasoning.episodes import Episode, Episodes, completions_of, episodes_of, run_episodes
 from rlinf_embodied.reasoning.evaluation import evaluate_command
 from rlinf_embodied.reasoning.fine_tuning import with_calls
 from rlinf_embodied.reasoning.generation import ExactEngine
@@ -138,37 +140,91 @@ CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-SHORTENED = CHAT.replace("m.content", "m.content if loop.last or m.role == 'user'")
-FORMS = {  # (template, whether the row is continued)
-    "ChatML": (CHAT, True),
-    "without line breaks": (CHAT.replace("\n", ""), True),
-    "trimmed": (CHAT.replace("m.content", "m.content | trim"), True),
-    "another role": (
-        CHAT.replace("m.role", "'model' if m.role == 'assistant' else m.role").replace("<|assistant|>", "<|model|>"),
-        True,
+TRIMMED = (  # Llama 3 and Gemma 2, but for the names of their special tokens
+    "{{ bos_token }}{% for m in messages %}[HEAD]{{ 'MODEL' if m.role == 'assistant' else m.role }}[BREAK]"
+    "{{ m.content | trim }}{{ eos_token }}[END]{% endfor %}{% if add_generation_prompt %}[HEAD]MODEL[BREAK]{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content | trim }}{{ eos_token }}"
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS] {{ m.content }}[/TOOL_RESULTS]"
+    "{% else %}[INST] {{ m.content }}[/INST]{% endif %}{% endfor %}"
+)
+QWEN3 = (  # keeps thoughts since the last message of a user, in one form
+    "{% set ns = namespace(last=0) %}{% for m in messages if m.role == 'user' %}"
+    "{% set ns.last = messages.index(m) %}{% endfor %}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}{% set thought, text = '', m.content %}{% if '</think>' in text %}"
+    "{% set thought = text.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}<|im_start|>assistant\n"
+    "{% if loop.index0 > ns.last and thought %}<think>\n{{ thought.strip('\n') }}\n</think>\n\n{% endif %}"
+    "{{ text }}{{ eos_token }}\n"
+    "{% elif m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response>{{ eos_token }}\n"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+KEPT_THOUGHT = re.compile(r"<think>\n(?!\n)((?!</?think>).)*(?<!\n)\n</think>\n\n(?!\n)((?!</think>).)*", re.DOTALL)
+
+
+def headed(head: str, model: str, line_break: str, end: str) -> str:
+    names = {"[HEAD]": head, "MODEL": model, "[BREAK]": line_break, "[END]": end}
+    return functools.reduce(lambda text, name: text.replace(name, names[name]), names, TRIMMED)
+
+
+FORMS = {  # (template, role of the answer, whether it writes this turn unchanged, so that the row continues)
+    "ChatML": (CHAT, "tool", lambda turn: True),
+    "without line breaks": (CHAT.replace("\n", ""), "tool", lambda turn: True),
+    "shortened": (CHAT.replace("m.content", "m.content if loop.last or m.role == 'user'"), "tool", lambda turn: False),
+    "Llama 3": (
+        headed("<|start_header_id|>", "assistant", "<|end_header_id|>\n\n", ""),
+        "tool",
+        lambda turn: turn == turn.strip(),
     ),
-    "shortened": (SHORTENED, False),
+    "Gemma": (headed("<start_of_turn>", "model", "\n", "\n"), "user", lambda turn: turn == turn.strip()),
+    "Mistral": (MISTRAL, "tool", lambda turn: turn == " " + turn.strip()),
+    "Qwen3, tool": (QWEN3, "tool", lambda turn: "</think>" not in turn or KEPT_THOUGHT.fullmatch(turn) is not None),
+    "Qwen3, user": (QWEN3, "user", lambda turn: "</think>" not in turn),
 }
+TOKENIZER = bpe_tokenizer(pad=True)
+TOKENIZER.bos_token = BOS
+SPELLED = ["<think>\n", "\n</think>\n\n", " apples", "\n", "12*4="]
+ANY_ID = st.integers(len(TOKENIZER.all_special_ids), len(TOKENIZER) - 1)
+SAMPLED = (
+    st.lists(  # tokens that no tokenizer would write, whose bytes may be no text; or a text character by character
+        st.one_of(
+            ANY_ID.map(lambda token: [token]),
+            st.sampled_from(SPELLED).map(lambda text: [token for c in text for token in TOKENIZER(c)["input_ids"]]),
+        ),
+        min_size=1,
+        max_size=6,
+    ).map(lambda parts: list(itertools.chain(*parts)))
+)
+THOUGHT = [token for c in "<think>\n12*4=\n</think>\n\n48" for token in TOKENIZER(c)["input_ids"]]
 
 
-@pytest.mark.parametrize(("template", "continues"), FORMS.values(), ids=list(FORMS))
-@given(turn=st.text("0123456789*+= \n", min_size=1, max_size=12), answer=st.text("0123456789;\n", max_size=5))
+@pytest.mark.parametrize(("template", "role", "keeps"), FORMS.values(), ids=list(FORMS))
+@example(sampled=THOUGHT, answer="48;")
+@example(sampled=[*TOKENIZER(" ")["input_ids"], *THOUGHT[-2:]], answer="48;")
+@given(sampled=SAMPLED, answer=st.text("0123456789;\n", max_size=5))
 @settings(deadline=None, max_examples=25)
-def test_a_row_continues_where_the_template_writes_what_was_said(template, continues, turn, answer) -> None:
-    tokenizer = bpe_tokenizer(pad=True)
-    tokenizer.chat_template = template
-    codec = TextCodec(tokenizer, None)
-    sampled = [*codec.encode_answer(turn), tokenizer.eos_token_id]
-    tokens = [*codec.encode("What is 12*4?"), *sampled]
-    chat = [("user", "What is 12*4?"), ("assistant", turn), ("tool", answer)]
-    messages = [{"role": role, "content": content} for role, content in chat]
-    more = codec.encode_next_turn(tokens, messages)
-    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    same = continues and ("trim" not in template or turn == turn.strip())
-    assert (more is not None) == same
-    if more is not None:
-        assert tokenizer.decode([*tokens, *more]) == whole
-    assert tokenizer.decode(codec.encode_chat(messages)) == whole
+def test_rows_are_the_sampled_tokens_and_continue_where_the_template_keeps_the_text(
+    template, role, keeps, sampled, answer
+) -> None:
+    TOKENIZER.chat_template = template
+    codec = TextCodec(TOKENIZER, None)
+    chat = [{"role": "user", "content": "What is 12*4?"}]
+    start, turn = codec.encode_chat(chat), [*sampled, TOKENIZER.eos_token_id]
+    episode = Episode((PROBLEMS[0], Prompt(0, tuple(start))), 0, codec, 1000, None, each_turn=False)
+    episode.next_prompt(chat)
+    zeros = torch.zeros(len(turn))
+    episode.add(Generated(0, torch.tensor(turn), zeros, True, zeros.long()))
+    chat += [{"role": "assistant", "content": episode.text}, {"role": role, "content": answer}]
+    prompt = episode.next_prompt(chat)
+    assert prompt is not None
+    assert episode.rows[0].tokens[: len(turn)] == turn
+    assert len(episode.rows) == (1 if keeps(episode.text) else 2)
+    assert prompt.tokens[: len(start) + len(turn)] == (*start, *turn) or len(episode.rows) == 2
+    assert TOKENIZER.decode(prompt.tokens) == TOKENIZER.apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=True
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- training
