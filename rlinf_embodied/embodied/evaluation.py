@@ -203,6 +203,8 @@ def policy_stage(
     if hierarchy is None or not hierarchy.on:
         return StageSpec(name, f"{RolloutStage.__module__}.RolloutStage", low)
     high = replace(low, policy=hierarchy.policy, folder=high_folder, precision=precisions[1], name=HIGH_POLICY)
+    if hierarchy.frozen:  # it acts greedily in training, too
+        low = replace(low, greedy=True, greedy_rounds=None)
     return StageSpec(name, f"{TwoLevelStage.__module__}.TwoLevelStage", TwoLevelConfig(low, high, hierarchy))
 
 
