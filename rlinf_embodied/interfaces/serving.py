@@ -109,7 +109,8 @@ class PolicyClient:
             if self._is_vla_eval and version != needed:
                 raise ServerError(f"protocol_version of vla-eval's hello is {version}, and not {needed}")
             if self.ours is not None and self.ours.get("version") != VERSION:
-                raise ServerError(f"version {self.ours.get('version')} of the protocol, and not {VERSION}")
+                rule = "use the same version of rlinf_embodied on both sides"
+                raise ServerError(f"version {self.ours.get('version')} of the protocol, and not {VERSION}: {rule}")
         except (WebSocketException, OSError, ServerError, ValueError) as error:
             action = "start one by `python experiments/serve_policy.py checkpoint=<dir>`, or correct the url, "
             action += f"which ends in {VLA_EVAL} for a server of vla-eval"

@@ -148,7 +148,9 @@ def test_data_in_degrees_are_learned_in_degrees(published, tmp_path, options: di
     assert written[env.task]["proprio"] == policy_of(published, options)[0].checkpoint.statistics["here"]["proprio"]
 
 
-@pytest.mark.parametrize("more", [{}, {"lora": LORA}, {"lora": LORA, "precision": "bfloat16"}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"lora": LORA}, {"lora": LORA, "precision": "bfloat16"}], ids=["all", "lora", "bfloat16"]
+)
 def test_an_l1_head_is_fine_tuned_by_the_absolute_error_of_normalised_actions(tmp_path, more: dict) -> None:
     toys.write_toy_oft(tmp_path / "oft", toys.oft(l1=True))
     env = replace(ENV, action_dim=toys.ACTION_DIM)

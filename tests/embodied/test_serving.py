@@ -419,7 +419,9 @@ def test_a_url_without_a_policy_server_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"remote.url is 'ws://127.0.0.1:9', but no policy server answers there"):
         evaluate(tmp_path, "policy=remote", "remote.url=ws://127.0.0.1:9", *ENV)
     with server(lambda request: None, greeting=pack({OURS: {"version": 0}})) as url:
-        refused = r"no policy server answers there \(version 0 of the protocol, and not 1\)"
+        refused = (
+            r"no policy server answers there \(version 0 of the protocol, and not 1: use the same version of rlinf"
+        )
         with pytest.raises(ConfigError, match=refused):
             PolicyClient(url, timeout_s=5.0)
     with pytest.raises(ConfigError, match=r"remote.url is 'http://a', but it names a websocket"):
