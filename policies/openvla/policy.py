@@ -136,12 +136,11 @@ class OpenVLAPolicy(BeginsWithFolder):
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Samples tokens with uniforms [B, C, A]; None: the most likely ones."""
-        if self.options.head is Head.l1 and noise is None:
+        """Samples tokens with uniforms [B, C, A]; None: the most likely ones.  Regressed actions have no noise."""
+        if self.options.head is Head.l1:
             normalised = self._regressed(features)
             actions = self._robot(normalised.cpu().numpy()).to(normalised.device)
             return PolicyOutput(actions, {"actions": actions}, torch.zeros_like(actions))
-        self._require_log_probs()
         rows, pixels, proprio = self._inputs(features)
         model, distribution = self.module.model, self._distribution(temperature)
         network, uniforms = model.network, None if noise is None else noise.flatten(1)

@@ -318,7 +318,8 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
     features, model = policy.encode(shown()), policy.module.model
     with torch.no_grad():
         normalised = model.l1_head(model.hidden(*policy._inputs(features), stop_token=False))
-    assert torch.equal(policy.act(features, None, 1.0).actions, policy._robot(normalised.numpy()))
+    for noise in (None, policy.spec.noise.draw(0, "action", range(ROWS))):  # evaluations also sample
+        assert torch.equal(policy.act(features, noise, 1.0).actions, policy._robot(normalised.numpy()))
     with pytest.raises(ObjectiveError, match=r"policy\.options\.head is l1, but RL needs log-probs"):
         policy.policy_parameters()
 
