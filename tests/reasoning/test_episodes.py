@@ -38,6 +38,9 @@ from rlinf_embodied.tools.chaos import Chaos, Fault, disturbed
 
 TOOL = ["tool._target_=rlinf_embodied.reasoning.calculator.calculate", "warm_start.tool_share=0.5"]
 APART = PlanConfig(name="apart", variants=[{"items": ["episodes on 0 | generation on 1", "reward+actor on all"]}])
+ON_WAITING = PlanConfig(
+    name="waiting", variants=[{"items": ["episodes on 2 | generation on 0,1", "reward+actor on 0,1"]}]
+)
 TWO = ["cluster.num_devices=2"]
 PROBLEMS = [Problem(i, f"{3 + i}+4=", str(7 + i), None, "sum", "sum1-1-9") for i in range(4)]
 
@@ -299,12 +302,18 @@ KILLED = ["tool", "generation", "tool", "episodes", "tool"]  # an iteration each
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("plan", "killed"), [(PlanConfig(), ["tool"] * 3), (APART, KILLED)], ids=["auto", "apart"])
-def test_killed_processes_of_a_tool_and_engines_do_not_change_the_weights(undisturbed, tmp_path, plan, killed) -> None:
+@pytest.mark.parametrize(
+    ("plan", "killed", "waiting"),
+    [(PlanConfig(), ["tool"] * 3, 0), (APART, KILLED, 0), (ON_WAITING, KILLED, 1)],
+    ids=["auto", "apart", "waiting device"],
+)
+def test_killed_processes_of_a_tool_and_engines_do_not_change_the_weights(
+    undisturbed, tmp_path, plan, killed, waiting
+) -> None:
     config, weights = undisturbed
-    config = replace(
-        config, plan=plan, run=replace(config.run, dir=str(tmp_path)), cluster=ClusterConfig(num_devices=2)
-    )
+    cluster = ClusterConfig(num_devices=2, waiting_devices=waiting, object_store_bytes=256 << 20)
+    tool = replace(config.tool, waits=waiting > 0)
+    config = replace(config, plan=plan, run=replace(config.run, dir=str(tmp_path)), cluster=cluster, tool=tool)
     chaos = Chaos([Fault(where, "SIGKILL", 0.2 * number, 0.1) for number, where in enumerate(killed)])
     assert disturbed(config, chaos) == weights
     assert chaos.come == chaos.faults
