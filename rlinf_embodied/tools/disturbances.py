@@ -61,7 +61,10 @@ class ChaosSession(RaySession):
         fault = self._chaos.due(phase, self.attempt, first.stage if first else "")
         if fault is None:
             answers = super().submit(calls, collective)
-            if first and first.method in ("loop", "relay", "step") and (fault := self._chaos.due("tool", self.attempt)):
+            runs_tool = first and (
+                first.method in ("loop", "relay") or (first.stage, first.method) == ("episodes", "step")
+            )
+            if runs_tool and (fault := self._chaos.due("tool", self.attempt)):
                 self._kill_tool(fault)
             return answers
         chosen = int(fault.draw * len(calls))
