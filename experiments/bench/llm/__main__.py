@@ -26,7 +26,7 @@ from experiments.bench.llm import bare, ours, trl_peer
 from experiments.bench.llm.work import Step, Work, greedy_accuracy, make_start
 from rlinf_embodied.config.checks import require
 
-HEADER = ("arm", "tokens/s", "s per step", "tokens per step", "accuracy")
+HEADER = ("arm", "tokens/s", "s per step", "processor s", "tokens per step", "accuracy")
 GOALS = (  # ours / peer
     ("ours_1", "trl_1", "tokens_per_s", 1.5),
     ("ours_1", "trl_1", "accuracy", 1.0),
@@ -49,6 +49,7 @@ class Measured:
 
     tokens_per_s: float
     s_per_step: float
+    processor_s: float  # per step, of the arm's own process: without Ray's workers
     tokens_per_step: float
     accuracy: float  # greedy, after the last step
 
@@ -90,8 +91,9 @@ def measured(steps: Sequence[Step], skipped: int, accuracy: float) -> Measured:
     timed = steps[skipped:]
     rule = f"there are {len(steps)} steps, and one is timed from the end of the one before"
     require(bool(timed) and skipped >= 1, "skip", skipped, rule, "skip at least one, and fewer than steps")
-    seconds, tokens = timed[-1].at - steps[skipped - 1].at, sum(step.tokens for step in timed)
-    return Measured(tokens / seconds, seconds / len(timed), tokens / len(timed), accuracy)
+    first, last, count = steps[skipped - 1], timed[-1], len(timed)
+    seconds, tokens = last.at - first.at, sum(step.tokens for step in timed)
+    return Measured(tokens / seconds, seconds / count, (last.busy - first.busy) / count, tokens / count, accuracy)
 
 
 def run_arms(own: Options, work: Work, names: Iterable[str]) -> Runs:
@@ -115,6 +117,7 @@ def row(name: str, runs: Sequence[Measured]) -> tuple[str, ...]:
         name,
         f"{spread('tokens_per_s'):,.0f}",
         f"{spread('s_per_step').median:.3f}",
+        f"{spread('processor_s'):.3f}",
         f"{spread('tokens_per_step').median:,.0f}",
         f"{spread('accuracy'):.3f}",
     )

@@ -127,3 +127,4 @@ class Step:
 
     tokens: int  # generated
     at: float = field(default_factory=time.perf_counter)  # seconds on a clock of this machine
+    busy: float = field(default_factory=time.process_time)  # processor seconds of this process

@@ -60,12 +60,13 @@ def test_trl_trains_on_the_prompts_of_each_step(work, tmp_path):
 
 # ---------------------------------------------------------------------------------------------------------- the numbers
 def steps_of(seconds: float, tokens: int, count: int = 4):
-    return [llm_work.Step(tokens, i * seconds) for i in range(1, count + 1)]
+    return [llm_work.Step(tokens, i * seconds, i * seconds / 4) for i in range(1, count + 1)]
 
 
 def test_speed_is_counted_from_the_end_of_the_skipped_steps():
     found = bench_llm.measured(steps_of(2.0, 100), skipped=2, accuracy=0.5)
     assert found.s_per_step == pytest.approx(2.0)
+    assert found.processor_s == pytest.approx(0.5)
     assert found.tokens_per_s == pytest.approx(50.0)
 
 
