@@ -5,6 +5,7 @@ Skipped where its environment is missing (python -m experiments.setup.foreign en
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from torch import Tensor
 from envs.foreign.adapter import folder_of
 from envs.foreign.env import make_env
 from envs.foreign.process import environment_of
-from envs.libero import PRO
+from envs.libero import NUM_TASKS, PRO
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.interfaces.envs import VectorEnv
@@ -26,6 +27,13 @@ from tests.observations import stacked
 
 REFERENCE = Path(__file__).resolve().parents[1] / "libero_reference.py"
 PYTHON = folder_of("libero") / "bin/python"
+LISTING = """
+import json, numpy
+from envs.libero import NUM_TASKS, tasks_of
+tasks = {suite: tasks_of(suite) for suite in NUM_TASKS}
+print(json.dumps({suite: [t.instruction for t in listed] for suite, listed in tasks.items()}))
+print(all(t.bddl.exists() and len(numpy.load(t.states)["states"]) == 50 for listed in tasks.values() for t in listed))
+"""
 STEPS, CHUNK = 5, 5
 TRAINING = 1 << 30
 
@@ -34,6 +42,15 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="needs python -m experiments.setup.foreign env=libero"),
     pytest.mark.timeout(1800),  # a task takes seconds to build
 ]
+
+
+def run_in_libero(*arguments: str) -> list[str]:
+    """Runs LIBERO's Python and returns the lines that it prints."""
+    done = subprocess.run(
+        [str(PYTHON), "-P", *arguments], env=environment_of(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def section(suite: str, **options: float) -> EnvConfig:
@@ -60,9 +77,7 @@ def run(env: VectorEnv, seed: int, actions: Tensor) -> tuple[np.ndarray, np.ndar
 def test_rows_show_what_the_benchmarks_own_loop_shows(drawer: VectorEnv, tmp_path: Path) -> None:
     """Bit for bit, for its first three initial states, in another order, with episodes of training in between."""
     out = tmp_path / "reference.npz"
-    command = [str(PYTHON), "-P", str(REFERENCE), str(out), "libero_10", "3", "3", str(STEPS), "7"]
-    done = subprocess.run(command, env=environment_of(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_in_libero(str(REFERENCE), str(out), "libero_10", "3", "3", str(STEPS), "7")
     theirs = np.load(out)
     actions = torch.from_numpy(theirs["actions"])
     for state, before in ((2, TRAINING + 1), (0, TRAINING + 9), (1, 31)):
@@ -72,6 +87,16 @@ def test_rows_show_what_the_benchmarks_own_loop_shows(drawer: VectorEnv, tmp_pat
         np.testing.assert_array_equal(images, theirs["images"][state, ::CHUNK])
     assert not theirs["success"].any()
     assert len(np.unique(theirs["proprio"][:, -1], axis=0)) == 3
+
+
+def test_every_suite_has_all_tasks_with_files_and_50_initial_states() -> None:
+    instructions, is_complete = run_in_libero("-c", LISTING)[-2:]
+    listed = json.loads(instructions)
+    assert {suite: len(texts) for suite, texts in listed.items()} == NUM_TASKS
+    assert is_complete == "True"
+    shared = {suite: len(texts) - len(set(texts)) for suite, texts in listed.items()}
+    known = {"libero_90": 16, "libero_spatial_task": 2, "libero_goal_task": 1}  # tasks that share an instruction
+    assert {suite: number for suite, number in shared.items() if number} == known
 
 
 @pytest.mark.parametrize("kind", PRO)
