@@ -46,7 +46,7 @@ FOREIGN = [
                 not (folder_of(name) / "bin/python").exists(),
                 reason=f"needs python -m experiments.setup.foreign env={name}",
             ),
-            pytest.mark.timeout(1800),  # a scene of LIBERO takes seconds to build
+            pytest.mark.timeout(3600),  # a scene of LIBERO takes seconds to build
         ],
     )
     for name in ("metaworld", "libero")
