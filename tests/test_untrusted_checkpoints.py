@@ -14,7 +14,7 @@ import torch
 from conftest import REPOSITORY
 from runs import clone, tiny
 
-from policies.openvla.folder import _read_side_file
+from policies.openvla.folder import _load_part
 from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning import checkpoint
@@ -75,7 +75,7 @@ def test_a_pickle_in_the_place_of_tensors_is_refused_and_not_run(tmp_path, name:
 def test_a_pickle_in_the_place_of_a_published_policys_side_file_is_refused_and_not_run(tmp_path) -> None:
     torch.save({"weight": Bomb(tmp_path / "proof")}, tmp_path / "action_head--5_checkpoint.pt")
     with pytest.raises(CheckpointError, match=r"(?s)action_head--5_checkpoint.pt cannot be read .*copy it again"):
-        _read_side_file(tmp_path, "action_head")
+        _load_part(torch.nn.Linear(1, 1), "action_head", tmp_path, torch.float32, may_lack=False)
     assert not (tmp_path / "proof").exists()
 
 

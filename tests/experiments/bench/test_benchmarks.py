@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import inspect
 import json
@@ -13,7 +14,7 @@ from conftest import REPOSITORY
 from stable_baselines3 import PPO, SAC
 
 import experiments.bench
-from experiments.bench import latency, sb3
+from experiments.bench import latency, sb3, sb3_curves
 from experiments.bench.control import __main__ as control
 from experiments.bench.control.cases import CASES, words_of
 from experiments.bench.driver import __main__ as driver
@@ -144,7 +145,7 @@ def test_stock_env_and_rollout_do_the_same_work(tmp_path):
 
 def test_our_settings_are_sb3s_defaults() -> None:
     theirs = {name: p.default for name, p in inspect.signature(PPO.__init__).parameters.items()}
-    config = sb3.our_config("mujoco", sb3.CASES["mujoco"], compile=True)
+    config = compose_train(sb3.our_words("mujoco", sb3.CASES["mujoco"], compile=True))
     ours = config.algorithm
     steps = config.env.num_envs * config.env.chunks_per_rollout
     assert theirs["n_steps"] == sb3.CASES["mujoco"].steps == steps
@@ -160,7 +161,7 @@ def test_our_settings_are_sb3s_defaults() -> None:
 
 def test_our_sac_has_sb3s_defaults() -> None:
     theirs = {name: p.default for name, p in inspect.signature(SAC.__init__).parameters.items()}
-    config = sb3.our_config("sac", sb3.CASES["sac"], compile=True)
+    config = compose_train(sb3.our_words("sac", sb3.CASES["sac"], compile=True))
     ours = config.algorithm
     assert (theirs["batch_size"], theirs["tau"], theirs["gamma"]) == (ours.batch_size, ours.tau, ours.gamma)
     assert theirs["learning_rate"] == ours.lr == ours.value_lr
@@ -182,6 +183,21 @@ def test_both_arms_of_mujoco_do_all_of_the_work(monkeypatch, tmp_path, capsys) -
     printed = capsys.readouterr().out
     assert "mujoco: Pendulum-v1, 2 rows" in printed
     assert "mujoco: ours / sb3" in printed
+
+
+def test_curves_of_both_arms_are_returns_of_the_same_episodes(monkeypatch, tmp_path) -> None:
+    short = replace(sb3.CASES["mujoco"], task="Pendulum-v1", num_envs=2, steps=64)
+    monkeypatch.setitem(sb3_curves.CASES, "mujoco", short)
+    monkeypatch.setattr(sb3_curves, "ENV_STEPS", {"mujoco": 128})
+    monkeypatch.setattr(sb3_curves, "POINTS", 2)
+    monkeypatch.setattr(sb3_curves, "our_words", lambda name, case, compile: sb3.our_words(name, case, False))
+    options = sb3_curves.Options(seeds="3", folder=str(tmp_path / "runs"), out=str(tmp_path / "curves"))
+    sb3_curves.measure(Run(options, [], {"benchmark": "sb3_curves"}))
+    (ours,), (peer,) = json.loads((tmp_path / "curves.json").read_text())["returns"]["mujoco"].values()
+    assert [step for step, _ in ours] == [step for step, _ in peer] == [0, 64, 128]
+    assert all(-2000 < value < -100 for _, value in [*ours, *peer])  # of 200 steps
+    seeds = {row["seed"] for row in csv.DictReader((tmp_path / "runs/mujoco_3/episodes.csv").open())}
+    assert seeds == {str(sb3_curves.FIRST + k) for k in range(sb3_curves.EPISODES)}
 
 
 @pytest.mark.parametrize("name", CASES)
