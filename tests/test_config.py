@@ -225,6 +225,12 @@ BAD_INPUT = [
     (MATH, "algorithm.tis_floor=2", "algorithm.tis_floor is 2.0|below algorithm.tis_cap=2.0|use 0"),
     (MATH, "algorithm.tis_floor=-1", "algorithm.tis_floor is -1.0|must not be negative|use 0.0"),
     (MATH, "algorithm.tis_level=word", "algorithm.tis_level is 'word'|token, sequence, geometric"),
+    (MATH, "algorithm=gspo algorithm.tis_masks=true", "algorithm.tis_level is 'token'|cannot be masked|use sequence"),
+    (
+        *(MATH, "algorithm=ppo algorithm.loss=sequence algorithm.loss_level=sequence"),
+        "algorithm.loss is 'Sequence|one per token|use algorithm.loss=clipped",
+    ),
+    (VLA, "algorithm.loss=dppo algorithm.compile=true", "algorithm.compile is True|DPPO|use algorithm.compile=false"),
     (MATH, "algorithm.loss=dppo algorithm.loss.threshold=0", "algorithm.loss.threshold is 0.0|positive|use 0.15"),
     (MATH, "algorithm.loss=dppo algorithm.loss.divergence=js", "algorithm.loss.divergence is 'js'|tv, kl"),
     (MATH, "algorithm.group_size=1", "algorithm.group_size is 1|grpo compares|use 8, or algorithm=ppo"),

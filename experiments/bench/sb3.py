@@ -116,8 +116,8 @@ def mujoco(name: str, case: Case, own: Options) -> Iterator[dict[str, Arm]]:
         ConfigError: SBX is asked for and not installed.
     """
     config = compose_train(our_words(name, case, own.compile))
-    cache = tempfile.mkdtemp(prefix="sb3-")
-    job = EmbodiedJob(replace(config, warm_start=replace(config.warm_start, cache_dir=cache)))
+    config = replace(config, warm_start=replace(config.warm_start, cache_dir=tempfile.mkdtemp(prefix="sb3-")))
+    job = EmbodiedJob(config)
     replay = ["replay on all"] if name == "sac" else []
     plan = [{"items": ["env+policy on all", *replay, "actor on all"]}]
     with in_this_process(job.workflow(starting_folder(config, in_process=True)), plan) as executor:

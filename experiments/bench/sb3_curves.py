@@ -46,15 +46,16 @@ def our_curve(name: str, case: Case, root: Path, seed: int) -> Curve:
     folder = root / f"{name}_{seed}"
     number = ENV_STEPS[name] // case.steps
     asked = f"""run.num_iterations={number} run.seed={seed} run.dir={folder} eval.every={number // POINTS}
-        eval.num_episodes={EPISODES} eval.num_envs={EPISODES} eval.seed={FIRST} eval.record_video=false"""
+        eval.num_episodes={EPISODES} eval.num_envs={EPISODES} eval.seed={FIRST} eval.sampled_episodes=0
+        eval.record_video=false"""
     run = trained_run(f"{name}, seed {seed}", folder, [*our_words(name, case, True), *asked.split()])
     return rate_lines(run, "return", "")[1].points
 
 
 def peer_curve(name: str, case: Case, library: str, seed: int) -> Curve:
     """Returns the same of a library's algorithm."""
-    model, points = peer(name, case, library, seed), [(0.0, 0.0)]
-    points[0] = (0.0, mean_return(case.task, model))
+    model = peer(name, case, library, seed)
+    points = [(0.0, mean_return(case.task, model))]
     for k in range(1, POINTS + 1):
         model.learn(ENV_STEPS[name] * k // POINTS - model.num_timesteps, reset_num_timesteps=False)
         points.append((float(model.num_timesteps), mean_return(case.task, model)))

@@ -125,9 +125,7 @@ class OpenVLAOptions:
     """How a folder's policy acts, and which parts are trained."""
 
     decoding: Decoding = Decoding.autoregressive
-    unnorm_key: str | None = (
-        None  # the folder's data set whose statistics count; None: those of `data`, or the only one
-    )
+    unnorm_key: str | None = None  # the folder's data set whose statistics count; None: of `data`, or the only one
     clip_actions: bool = True  # to [-1, 1]; false for envs whose actions have the units of the data
     gripper: Gripper = Gripper.as_it_is
     resize: Resize = Resize.bicubic

@@ -21,7 +21,7 @@ from rlinf_embodied.algorithms.losses import (
     reference_kl,
     value_loss,
 )
-from rlinf_embodied.algorithms.policy_losses import Clipped
+from rlinf_embodied.algorithms.policy_losses import DPPO, Clipped
 from rlinf_embodied.config import AlgorithmConfig, Critic, Level, PolicyLoss, RatioLevel, Sharding, Source, TrainConfig
 from rlinf_embodied.config.algorithm import require_dual_clip
 from rlinf_embodied.config.checks import require, require_numbers
@@ -121,6 +121,9 @@ class OnPolicyConfig(AlgorithmConfig):
         action = "use 0, or algorithm.sharding=none algorithm.compile=false"
         require(supports_bc or not self.bc_coef, "algorithm.bc_coef", self.bc_coef, rule, action)
         require_dual_clip(self.dual_clip, self.loss)
+        rule = "torch cannot compile DPPO's check that log-probs are not positive"
+        holds = not (self.compile and isinstance(self.loss, DPPO))
+        require(holds, "algorithm.compile", self.compile, rule, "use algorithm.compile=false")
         level, rule = self.ratio_level, f"{type(self.loss).__name__} has one ratio per chunk"
         fits = level is Level.chunk or self.loss.level is RatioLevel.token
         require(fits, "algorithm.ratio_level", level.value, rule, "use chunk")

@@ -58,9 +58,8 @@ class Ensemble(nn.Module):
                 hidden = functional.layer_norm(hidden, hidden.shape[-1:])
                 hidden = torch.addcmul(pick(self.shifts[k]), hidden, pick(self.scales[k]))
             hidden = hidden.relu()
-        return (hidden * pick(last).mT).sum(-1) + pick(offset)[
-            ..., 0
-        ]  # a product with one column wastes most of a call
+        # a sum of products: a matrix product with one column is slower
+        return (hidden * pick(last).mT).sum(-1) + pick(offset)[..., 0]
 
 
 @dataclass(kw_only=True, slots=True)

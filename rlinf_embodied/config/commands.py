@@ -295,6 +295,8 @@ class EvaluateConfig:
         rule = "it names two policies, and nothing else is compared at once"
         action = "use compare=<a>,<b>, without checkpoint, policy and perturb"
         require(self.compare is None or (alone and len(self.compared) == 2), "compare", self.compare, rule, action)
+        holds, rule = not (self.film_failures and self.eval.film_seeds), "eval.film_seeds selects other episodes"
+        require(holds, "film_failures", self.film_failures, rule, "leave one of them out")
         if self.compare is not None:
             return
         _require_policy(self.policy, self.checkpoint, self.remote)

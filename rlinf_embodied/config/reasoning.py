@@ -254,6 +254,9 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         level, rule = self.loss_level, f"{type(self.loss).__name__} has one loss per completion, not per token"
         fits = level is LossLevel.sequence or self.loss.level is not RatioLevel.sequence
         require(fits, "algorithm.loss_level", str(level), rule, "use sequence")
+        rule = f"{type(self.loss).__name__} has one advantage per completion, and PPO's critic gives one per token"
+        fits = compares or self.loss.level is RatioLevel.token
+        require(fits, "algorithm.loss", type(self.loss).__name__, rule, "use algorithm.loss=clipped")
         self._check_importance()
         dynamic, rule = self.dynamic_sampling, "PPO has no groups whose rewards could be compared"
         action = "set it to false, or use algorithm=dapo"
@@ -268,6 +271,10 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
             require(cap is not None or not value, f"algorithm.{name}", value, rule, "use algorithm.tis_cap=2.0")
         rule = f"it lies below algorithm.tis_cap={cap}"
         require(cap is None or self.tis_floor < cap, "algorithm.tis_floor", self.tis_floor, rule, "use 0")
+        rule = f"{type(self.loss).__name__} has one loss per completion, so single tokens cannot be masked"
+        masks_tokens = self.tis_masks and self.tis_level is RatioLevel.token
+        holds = not masks_tokens or self.loss.level is RatioLevel.token
+        require(holds, "algorithm.tis_level", str(self.tis_level), rule, "use sequence or geometric")
 
     @property
     def needs_reference(self) -> bool:

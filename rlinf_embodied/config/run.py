@@ -62,12 +62,14 @@ class EvalConfig:
     check_seed: int = 1_000_000  # of a check's first episode
     greedy: bool = True  # false: sample at policy.temperature
     # number of these episodes that evaluate.py and a training's last evaluation repeat with sampled actions
-    sampled_episodes: int | None = None  # null: at most 100 of a checkpoint, none of a comparison or of another policy
+    sampled_episodes: int | None = None  # null: at most 100; none without greedy, of a comparison or of another policy
     # predictions of an env step are averaged with weights exp(-m i), i = 0 the oldest (ACT, arXiv:2304.13705)
     temporal_ensemble: float | None = None  # m of ACT's temporal ensembling; null: only the latest prediction is used
     end_at_success: bool = False  # an episode ends once it is solved (LIBERO); false: at env.horizon (ManiSkill)
     record_video: bool = True
-    num_videos: int = 6  # of the first episodes; a training films the same ones each time, most of them unsolved before
+    num_videos: int = (
+        6  # evaluate.py: the first episodes; a training: the same each time, two thirds unsolved before it
+    )
     film_seeds: list[int] = field(default_factory=list)  # film the episodes with these seeds instead
     video_size: int = 256
 

@@ -200,7 +200,9 @@ class RecordedDataset(ABC):
         for frames in map(self.frames, range(self.num_episodes)):
             starts = np.arange(frames.start, frames.stop - chunk + 1)
             actions = self.columns[ACTION][starts[:, None] + np.arange(chunk)]
-            offset = self.state[starts][:, None, : len(relative)] * np.asarray(relative)
+            width = min(len(relative), self.state.shape[1])
+            offset = np.zeros((len(starts), 1, len(relative)), actions.dtype)
+            offset[:, 0, :width] = self.state[starts][:, :width] * np.asarray(relative)[:width]
             parts.append((actions - offset).reshape(-1, len(relative)))
         return vector_statistics(np.concatenate(parts))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig, RecoveryConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.detectors import seeds_of_training
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, file_name, held_out, policy_stage
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
@@ -47,7 +48,8 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     what = "compare" if config.compare else config.policy
     default = f"runs/evaluate-{file_name(config.env.task)}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
     where = Path(config.run.dir or default)
-    if config.compare or config.perturb.axes or config.policy != "checkpoint":  # unless asked for, only a checkpoint
+    # by default only a single evaluation of a checkpoint also samples actions
+    if config.compare or config.perturb.axes or config.policy != "checkpoint":
         config = replace(config, eval=replace(config.eval, sampled_episodes=config.eval.sampled_episodes or 0))
     arms = _arms(config)
     if not arms:
@@ -127,6 +129,9 @@ def _evaluate(config: EvaluateConfig, where: Path) -> tuple[EvaluationResult, di
 
         def evaluated() -> tuple[EvaluationResult, str]:
             evaluation = Evaluation(asked, stage, session, cluster, None, view.progress, used, table, choose_films)
+            holds = evaluation.env_spec.has_success or not config.film_failures
+            rule = f"{evaluation.env_spec.task} does not report success"
+            require(holds, "film_failures", config.film_failures, rule, "leave it out")
             return evaluation.run(0, last=True), evaluation.env_spec.backend
 
         recovery = Recovery(session, RecoveryConfig(), view.note)

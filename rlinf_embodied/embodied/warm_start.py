@@ -146,7 +146,7 @@ class NewPolicyStage:
             env.close()
 
     def _normalise(self, policy: Policy) -> None:
-        settings, relative = self._config.policy, getattr(policy, "relative_actions", ())
+        settings, relative = self._config.policy, policy.relative_actions if isinstance(policy, ImitationPolicy) else ()
         statistics = statistics_of(self._config.sources, relative, policy.spec.chunk)
         if isinstance(policy, ImitationPolicy) and statistics:
             policy.normalise_by(statistics)

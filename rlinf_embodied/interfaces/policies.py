@@ -216,6 +216,11 @@ class ImitationPolicy(Policy, Protocol):
     proprio_jitter: ClassVar[float] = 0.005  # see FineTuningPhases.proprio_jitter
     imitation_noise: Noise | None = None  # passed to `imitation_loss` as targets["noise"]
 
+    @property
+    def relative_actions(self) -> Sequence[bool]:
+        """For each dimension of an action, whether it is relative to the state at its chunk's start; empty: none."""
+        return ()
+
     def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
         """Returns what cloning trains: the whole policy, or everything but the parts of `encode_frozen`."""
         return self.policy_parameters()

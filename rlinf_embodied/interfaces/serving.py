@@ -128,7 +128,7 @@ class PolicyClient:
         if not isinstance(actions, np.ndarray) or actions.ndim != ndim:
             form = getattr(actions, "shape", type(actions).__name__)
             rule = f"`actions` of its response is {form}, not an array of {ndim} dimensions"
-            action = "use a server of openpi's, or of vla-eval's at a url that ends in " + VLA_EVAL
+            action = "use a server of openpi's protocol, or of vla-eval's with a url that ends in " + VLA_EVAL
             raise ServerError(f"the policy server at {self._url} speaks another protocol: {rule}: {action}")
         if (number := actions.shape[-2]) < chunk:
             rule = f"returns {number} of env.chunk={chunk} actions: use env.chunk={number} or less"
@@ -150,7 +150,8 @@ class PolicyClient:
             response = unpack(self._ask(*messages, pack_vla_eval("observation", shown, self._number)))
             payload, messages = response.get("payload"), []
             if response.get("type") == "error":
-                raise ServerError(f"the policy server at {self._url} refused an observation: {payload}")
+                action = "compare remote.keys, env.cameras and env.obs_size with what it expects"
+                raise ServerError(f"the policy server at {self._url} refused an observation: {payload}: {action}")
             is_answer = response.get("seq") == self._number
             found = payload.get("actions") if is_answer and isinstance(payload, dict) else None
             if not isinstance(found, np.ndarray) or found.ndim != 1:
@@ -159,7 +160,7 @@ class PolicyClient:
         return np.stack(actions)
 
     def _ask(self, *messages: bytes) -> bytes:
-        """Returns the response to several messages, of which the last one gets one."""
+        """Sends messages and returns the response to the last one; the server does not answer the others."""
         try:
             for message in messages:
                 self._socket.send(message)

@@ -279,7 +279,8 @@ class Trainer:
 
     def _evaluate(self, label: str) -> Evaluated:
         self._view.note(f"evaluating {label} ...")
-        result = self._recovery.repeat(f"evaluation {label}", lambda: self._running.evaluate(last=label == "after"))
+        last = label == "after" or not self._job.config.run.num_iterations  # then it is the only one
+        result = self._recovery.repeat(f"evaluation {label}", lambda: self._running.evaluate(last))
         self._view.note(f"evaluation {label}: {result}")
         self._account.note_start(result.spans, self._view)
         progress = self._running.progress

@@ -22,6 +22,7 @@ from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.embodied.detectors import Watch, WatchedEpisode, seeds_of_training, warnings
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.outcome import EvaluationResult, mostly_unsolved
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import ChunkResult, EpisodeEnd, Observation
 from rlinf_embodied.interfaces.policies import PolicyOutput
 from tests.observations import env_spec, observed
@@ -260,6 +261,8 @@ def test_every_episode_has_a_row_and_failures_are_filmed_by_seed(tmp_path) -> No
     assert {row["instruction"] for row in rows} == {"move the point to the goal"}
     evaluate(tmp_path / "seeds", *EXPERT, *few, "eval.record_video=true", "eval.film_seeds=[9003,9009]")
     assert [int(row["seed"]) for row in rows_of(tmp_path / "seeds") if row["video"]] == [9003, 9009]
+    with pytest.raises(ConfigError, match=r"film_failures is True, but eval.film_seeds selects other episodes"):
+        compose_evaluate([*EXPERT, "film_failures=true", "eval.film_seeds=[9003]"])
 
 
 def test_a_training_has_the_episodes_of_every_evaluation_in_one_table(tmp_path) -> None:
