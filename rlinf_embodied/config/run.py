@@ -67,9 +67,7 @@ class EvalConfig:
     temporal_ensemble: float | None = None  # m of ACT's temporal ensembling; null: only the latest prediction is used
     end_at_success: bool = False  # an episode ends once it is solved (LIBERO); false: at env.horizon (ManiSkill)
     record_video: bool = True
-    num_videos: int = (
-        6  # evaluate.py: the first episodes; a training: the same each time, two thirds unsolved before it
-    )
+    num_videos: int = 6  # of the first episodes; a training films the same each time, two thirds unsolved before it
     film_seeds: list[int] = field(default_factory=list)  # film the episodes with these seeds instead
     video_size: int = 256
 

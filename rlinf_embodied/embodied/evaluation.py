@@ -108,8 +108,8 @@ class EvaluationEnvStage(EnvStage):
         self._traces[blocks] = []
         shard.running[:] = False
         shard.running[rows] = True
-        films_rows = self._eval.videos is not None and not again
-        shard.env.record([row for row in rows if filmed[row] and films_rows], how.video_size)
+        records = self._eval.videos is not None and not again
+        shard.env.record([row for row in rows if filmed[row] and records], how.video_size)
         if rows:
             shard.observation = shard.env.reset([int(seeds[row]) for row in rows], rows)
             self._watches[blocks] = Watch(shard.observation, getattr(shard.env, "solved", None))

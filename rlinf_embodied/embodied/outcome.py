@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, cast
 
 from rlinf_embodied.embodied.detectors import WatchedEpisode
 from rlinf_embodied.errors import writing
 from rlinf_embodied.interfaces.envs import EpisodeEnd
-from rlinf_embodied.telemetry.metrics import Rate, percent
+from rlinf_embodied.telemetry.metrics import Rate, mean_interval, percent
 from rlinf_embodied.telemetry.paired import PairedRate, paired_mean
 from rlinf_embodied.telemetry.trace import Span
 
@@ -113,12 +112,6 @@ def shown(summary: Mapping[str, object]) -> str:
         return f"success_once {percent(summary, 'success_once')}, at_end {percent(summary, 'success_at_end')}"
     low, high = cast("list[float]", summary["return_interval"])
     return f"return {summary['return']:.1f} [{low:.1f}, {high:.1f}]"
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the 95 % interval of a mean, by the normal approximation; of a single value that value."""
-    half = 1.96 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return fmean(values) - half, fmean(values) + half
 
 
 def filmed_seeds(table: Path) -> list[int]:

@@ -196,10 +196,8 @@ def require_actions(where: str, episode: str, actions: np.ndarray, bounded: bool
     if wrong.any():
         step, dimension = (int(k) for k in np.argwhere(wrong)[0])
         rule = "those of a policy lie in [-1, 1]"
-        action = (
-            "set policy.normalise_actions=min_max (pi0, SmolVLA, OpenVLA: policy.options.clip_actions=false), with "
-        )
-        action += "which the env is handed actions in these units"
+        action = "set policy.normalise_actions=min_max (pi0, SmolVLA, OpenVLA: policy.options.clip_actions=false), "
+        action += "with which the env is handed actions in these units"
         if not np.isfinite(actions[step, dimension]):
             rule, action = "actions are finite", "record it anew"
         raise DataError(

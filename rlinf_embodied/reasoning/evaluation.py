@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from statistics import stdev
 from typing import Any, cast
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -49,7 +48,7 @@ from rlinf_embodied.reasoning.tool_calls import ToolCalls, tool_of
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster, make_session
 from rlinf_embodied.telemetry.live import LiveView
-from rlinf_embodied.telemetry.metrics import Rate, percent
+from rlinf_embodied.telemetry.metrics import Rate, mean_interval, percent
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.telemetry.tables import markdown_table
 from rlinf_embodied.telemetry.trace import Span
@@ -260,9 +259,9 @@ def sampled_result(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
     """
     correct = [group.correct for group in groups]
     size, number, shares = len(correct[0]), len(correct), [sum(row) / len(row) for row in correct]
-    mean, half = sum(shares) / number, 1.96 * stdev(shares) / math.sqrt(number) if number > 1 else 0.0
-    result: dict[str, Any] = {"num_samples": size, f"avg@{size}": mean}
-    result[f"avg@{size}_interval"] = [max(0.0, mean - half), min(1.0, mean + half)]
+    low, high = mean_interval(shares)
+    result: dict[str, Any] = {"num_samples": size, f"avg@{size}": sum(shares) / number}
+    result[f"avg@{size}_interval"] = [max(0.0, low), min(1.0, high)]
     result[f"maj@{size}"] = sum(bool(group.majority) for group in groups) / number
     for k in sorted({k for k in (1, 2, 4, 8, 16, 32, 64) if k < size} | {size}):
         failures = [math.comb(size - sum(row), k) / math.comb(size, k) for row in correct]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import cast
 
 from rlinf_embodied.errors import write_whole, writing
@@ -29,6 +29,12 @@ def idle_warning(useful_groups: Sequence[float | None]) -> str:
     idle = len(list(takewhile(lambda number: number == 0, reversed(useful_groups))))
     text = f"none of the last {idle} iterations had a group with different rewards, so nothing was learned: "
     return f"{text}use easier problems or a larger algorithm.group_size" if idle >= _MANY_IDLE else ""
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the 95 % interval of a mean, by the normal approximation; of a single value that value."""
+    half = Z95 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return fmean(values) - half, fmean(values) + half
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:

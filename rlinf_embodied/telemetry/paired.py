@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean
 
-from rlinf_embodied.telemetry.metrics import Z95
+from rlinf_embodied.telemetry.metrics import Z95, mean_interval
 
 _POWER = 0.8  # of the test with `num_needed` episodes
 
@@ -83,7 +83,4 @@ class PairedRate:
 def paired_mean(a: Sequence[float], b: Sequence[float]) -> dict[str, object]:
     """Returns the mean of b - a over the same episodes with its 95 % interval, by the normal approximation."""
     differences = [y - x for x, y in zip(a, b, strict=True)]
-    mean, half = fmean(differences), 0.0
-    if len(differences) > 1:
-        half = Z95 * stdev(differences) / math.sqrt(len(differences))
-    return {"difference": mean, "difference_interval": [mean - half, mean + half]}
+    return {"difference": fmean(differences), "difference_interval": list(mean_interval(differences))}

@@ -94,6 +94,6 @@ class Account:
         checks = f" and {progress.checks_s / 60:.1f} of checks" if progress.checks_s else ""
         last += f" ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks}); "
         last += f"weights: {kept_weights(kept, progress.iteration)}"
-        paths = [f"summary  {folder.path / 'summary.json'}", f"page     experiments/report.py run.dir={folder.path}"]
-        for line in (planning.report(folder), *lines, *paths, last):
+        page = f"page     python experiments/report.py run.dir={folder.path}"
+        for line in (planning.report(folder), *lines, f"summary  {folder.path / 'summary.json'}", page, last):
             view.note(line)

@@ -85,9 +85,12 @@ def commands(
     recipe: str, seed: int, folder: Path, episodes: int, core: int | None, overrides: Sequence[str]
 ) -> list[list[str]]:
     """Returns the commands of one run; `core`: it shares the machine and has that core for itself."""
-    held_out = (
-        f"eval.num_episodes={episodes} eval.sampled_episodes=0 eval.record_video=false checkpoint.every=0".split()
-    )
+    held_out = [
+        f"eval.num_episodes={episodes}",
+        "eval.sampled_episodes=0",
+        "eval.record_video=false",
+        "checkpoint.every=0",
+    ]
     alone = [] if core is None else ["cluster=serial", "plan=collocated"]
 
     def script(name: str, into: Path, *words: str) -> list[str]:
