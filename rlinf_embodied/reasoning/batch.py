@@ -143,7 +143,7 @@ class GenerationReport:
     turns: int
     stale: int  # tokens that older weights sampled
     finish_s: dict[int, float]  # seconds from the call to the end of each block (StageSpec.at_once)
-    load: EngineLoad | None = None  # None: the stage has no engine
+    loads: Sequence[EngineLoad]  # of each call of the engine
 
     @property
     def tokens(self) -> int:
@@ -151,7 +151,7 @@ class GenerationReport:
 
 
 def generation_report(
-    blocks: Collection[Completions], finish_s: dict[int, float], load: EngineLoad | None = None
+    blocks: Collection[Completions], finish_s: dict[int, float], loads: Sequence[EngineLoad] = ()
 ) -> GenerationReport:
     """Returns the report of some blocks; tokens that a tool inserted are not counted."""
     stale = [block.rows.mask & (block.versions < block.version) for block in blocks if block.versions is not None]
@@ -162,7 +162,7 @@ def generation_report(
         turns=sum(block.turns for block in blocks),
         stale=sum(int(tokens.sum()) for tokens in stale),
         finish_s=finish_s,
-        load=load,
+        loads=loads,
     )
 
 

@@ -11,7 +11,7 @@ Tokens in, tokens out.  Every token has its log-prob and the version of the weig
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
@@ -37,6 +37,15 @@ class Generated:
     log_probs: Tensor  # float32 [L], of the whole vocabulary at the temperature
     ended: bool  # by the model; False: cut off at its length, or aborted
     versions: Tensor  # int64 [L], of the weights that sampled each token
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTurn:
+    """A turn of a block's episodes."""
+
+    rows: Mapping[int, Generated]  # by number of the episode
+    version: int  # of the weights
+    load: EngineLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +136,9 @@ def poll(engine: Engine, load: EngineLoad) -> list[Generated]:
     return rows
 
 
-def generate(engine: Engine, requests: GenerationBlock) -> list[Generated]:
-    """Returns the finished rows of requests, prompt by prompt."""
-    numbers, finished = engine.submit(requests), dict[int, Generated]()
+def generate(engine: Engine, requests: GenerationBlock, load: EngineLoad | None = None) -> list[Generated]:
+    """Returns the finished rows of requests, prompt by prompt; adds the polls to `load`."""
+    numbers, finished, load = engine.submit(requests), dict[int, Generated](), load or EngineLoad()
     while not finished.keys() >= set(numbers):
-        finished |= {row.row: row for row in engine.poll()}
+        finished |= {row.row: row for row in poll(engine, load)}
     return [finished[number] for number in numbers]

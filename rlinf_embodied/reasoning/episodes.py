@@ -26,13 +26,14 @@ from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.interfaces.language import ChatMessage, PromptCodec, TokenBatch, padded
 from rlinf_embodied.reasoning.batch import (
     Completions,
+    EngineLoad,
     GenerationBlock,
     Prompt,
     PromptedProblem,
     Turn,
     generation_report,
 )
-from rlinf_embodied.reasoning.engine import Engine, Generated, generate
+from rlinf_embodied.reasoning.engine import Engine, Generated, GeneratedTurn, generate
 from rlinf_embodied.reasoning.prompt_stage import PromptStage
 from rlinf_embodied.reasoning.tool_calls import Answers, ToolCalls
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -266,6 +267,7 @@ class EpisodeStage(PromptStage):
         super().setup(context)
         self._calls = ToolCalls.of(self._config.tool)
         self._episodes: dict[int, Episodes] = {}
+        self._loads: dict[int, list[EngineLoad]] = {}  # by block
         self._version = 0
 
     def open(self, step_context: StepContext, blocks: Sequence[int]) -> Mapping[int, Turn | None]:
@@ -277,16 +279,16 @@ class EpisodeStage(PromptStage):
             limits = self._calls, config.algorithm.tokens_per_microbatch
             problems = self._draw(step_context, block)
             self._episodes[block] = episodes_of(problems, config.rl.group_size, config, codec, *limits)
+            self._loads[block] = []
         return {block: self._episodes[block].turn() for block in blocks}
 
-    def step(
-        self, step_context: StepContext, answers: Mapping[int, tuple[Mapping[int, Generated], int] | None]
-    ) -> Mapping[int, Turn | None]:
-        """Takes each block's rows and the weights' version; returns its next turn, None if its episodes have ended."""
+    def step(self, step_context: StepContext, answers: Mapping[int, GeneratedTurn | None]) -> Mapping[int, Turn | None]:
+        """Takes each block's turn; returns its next one, None if its episodes have ended."""
         for block, answer in answers.items():
             if answer is not None:
-                rows, self._version = answer
-                self._episodes[block].take(rows)
+                self._version = answer.version
+                self._episodes[block].take(answer.rows)
+                self._loads[block].append(answer.load)
         return {block: None if a is None else self._episodes[block].turn() for block, a in answers.items()}
 
     def close(self, step_context: StepContext, blocks: Mapping[int, None]) -> Output:
@@ -296,7 +298,8 @@ class EpisodeStage(PromptStage):
             episodes = self._episodes.pop(block)
             outputs[block] = completions_of(episodes.finished(), self._config.rl.group_size, self._version)
             episodes.close()
-        return Output(outputs, generation_report(outputs.values(), {}))
+        loads = [load for block in blocks for load in self._loads.pop(block)]
+        return Output(outputs, generation_report(outputs.values(), {}, loads))
 
     def leave(self) -> None:
         """Ends agents and tools that are still running."""

@@ -27,13 +27,14 @@ from rlinf_embodied.learning.weights import WeightsUser
 from rlinf_embodied.reasoning.batch import (
     Batch,
     Completions,
+    EngineLoad,
     GenerationBlock,
     LogProbs,
     Turn,
     all_log_probs,
     generation_report,
 )
-from rlinf_embodied.reasoning.engine import Generated, engine_of, generate, update
+from rlinf_embodied.reasoning.engine import GeneratedTurn, engine_of, generate, update
 from rlinf_embodied.reasoning.episode_runner import EpisodeRunner
 from rlinf_embodied.reasoning.policy_folder import StageConfig, shared_model
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -69,6 +70,7 @@ class GenerationStage(LanguageStage):
         if not self._in_process:
             self._shared.leave(self._user)  # before vLLM's server measures the device's free memory
         self._engine = engine_of(self._config, self._shared.policy, self._shared.version)
+        self._load = EngineLoad()  # turn by turn
         self._runner: EpisodeRunner | None = None  # None: episodes are a loop of stages
         if not self._config.has_loop:
             self._runner = EpisodeRunner(self._config, self._shared.policy.codec, self._engine)
@@ -91,23 +93,22 @@ class GenerationStage(LanguageStage):
             outputs[block], finish_s[block] = completions, time.perf_counter() - start
         if free:
             self._engine.pause()
-        return Output(outputs, generation_report(outputs.values(), finish_s, runner.load.take()))
+        return Output(outputs, generation_report(outputs.values(), finish_s, [runner.load.take()]))
 
     # ----------------------------------------------------------------------------------- in a loop with EpisodeStage
-    def step(
-        self, step_context: StepContext, turns: Mapping[int, Turn | None]
-    ) -> Mapping[int, tuple[dict[int, Generated], int] | None]:
-        """Generates a turn of each block; returns its rows by episode number, and the version of the weights.
+    def step(self, step_context: StepContext, turns: Mapping[int, Turn | None]) -> Mapping[int, GeneratedTurn | None]:
+        """Generates a turn of each block.
 
         Only the rows of one block decode together, so that the plan has no influence.
         """
         update(self._engine, self._shared.version, self._shared.policy)
         return {block: None if turn is None else self._generate(step_context, turn) for block, turn in turns.items()}
 
-    def _generate(self, step_context: StepContext, turn: Turn) -> tuple[dict[int, Generated], int]:
+    def _generate(self, step_context: StepContext, turn: Turn) -> GeneratedTurn:
         sampling, seed = self._config.generation, self._config.run.seed
         requests = GenerationBlock(turn.prompts, turn.group_size, sampling, seed, step_context.iteration)
-        return dict(zip(turn.numbers, generate(self._engine, requests), strict=True)), self._engine.version
+        rows = dict(zip(turn.numbers, generate(self._engine, requests, self._load), strict=True))
+        return GeneratedTurn(rows, self._engine.version, self._load.take())
 
     def close(self, step_context: StepContext, last: Mapping[int, object]) -> Output:
         """Returns nothing: EpisodeStage has the episodes."""

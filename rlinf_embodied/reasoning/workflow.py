@@ -104,7 +104,7 @@ def run_iteration(
     reports = result.all_of("episodes" if is_loop else "generation", GenerationReport)
     groups = in_order(result.all_of("reward", list))
     metrics = _rollout_metrics(reports, groups) | {"rollout/rounds": float(num_rounds(result))}
-    metrics |= _engine_metrics([report.load for report in reports if report.load is not None and report.load.rows])
+    metrics |= _engine_metrics([load for report in reports for load in report.loads if load.rows])
     turns, completions = sum(report.turns for report in reports), metrics["rollout/completions"]
     if is_loop or turns > completions:
         metrics["rollout/turns"] = turns / completions

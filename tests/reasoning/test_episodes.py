@@ -273,6 +273,22 @@ def test_plans_and_an_interruption_do_not_change_the_weights(straight, monkeypat
     same_end(tmp_path, straight)
 
 
+def test_queue_and_tail_are_reported_turn_by_turn_and_free_under_the_same_names(tmp_path) -> None:
+    reported = []
+    for way in ("false", "true"):
+        few = ["generation.max_num_seqs=4", "run.exact=false", "run.num_iterations=1", "eval.num_samples=0"]
+        config = tiny_math(*TOOL, *few, f"episodes.free={way}", f"run.dir={tmp_path / way}")
+        train(config)
+        rows = [json.loads(line) for line in (tmp_path / way / "metrics.jsonl").read_text().splitlines()]
+        reported += [row for row in rows if "rollout/turns" in row]
+    by_turns, free = ({name for name in row if not name.startswith("time/")} for row in reported)
+    assert by_turns == free
+    for row in reported:  # four of a block's eight rows decode
+        assert 0 < row["charts/rows_waiting"] < 32
+        assert row["charts/queue_s"] > 0
+        assert 0 <= row["charts/tail_share"] < 1
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> tuple[MathConfig, str]:
     """A run with a tool that has processes, by one worker."""
