@@ -1,1 +1,0 @@
-"""What the driver itself costs."""

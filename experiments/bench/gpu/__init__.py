@@ -1,1 +1,0 @@
-"""Every check and measurement that needs a GPU."""
