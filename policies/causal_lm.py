@@ -29,7 +29,7 @@ from rlinf_embodied.algorithms.log_probs import (
     token_log_probs,
     token_log_probs_and_entropy,
 )
-from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, TinyLMConfig
+from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
@@ -83,20 +83,6 @@ class CausalLM:
         self._never = None if pad_id in eos_ids else torch.tensor([pad_id])
 
     # ---------------------------------------------------------------------------------------------------- construction
-    @classmethod
-    def tiny(cls, config: TinyLMConfig, seed: int) -> CausalLM:
-        """Returns a small untrained model, initialised from the seed; the global generator does not change."""
-        return cls(*_tiny(config, seed))
-
-    @classmethod
-    def load(cls, folder: Path) -> CausalLM:
-        """Returns the model of a folder with its tokenizer (and chat template), in float32.
-
-        Raises:
-            CheckpointError: the folder is incomplete (shards by name) or damaged, or has no usable tokenizer.
-        """
-        return cls(read_model(folder, torch.float32), read_tokenizer(folder), where=str(folder))
-
     @classmethod
     def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> CausalLM:
         if folder is None:
@@ -240,7 +226,7 @@ def trunk_and_head(model: PreTrainedModel) -> tuple[Callable[..., Tensor], Calla
     return hidden, linear
 
 
-def _tiny(config: TinyLMConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _tiny(config: LanguagePolicyConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Initialises linear layers by 1 / sqrt(inputs), residual branches smaller with depth (GPT-2, section 2.3)."""
     tokenizer = char_tokenizer(config.characters)
     shape = Qwen2Config(

@@ -95,10 +95,6 @@ class TextCodec:
         system = [] if any(message["role"] == "system" for message in previous) else self._system
         return [*system, *previous, {"role": "user", "content": text}]
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, by the chat template if there is one; raises as `encode_chat`."""
-        return self.encode_chat(self.chat(text))
-
     def encode_chat(self, chat: Sequence[ChatMessage]) -> list[int]:
         """Returns the tokens of messages up to the model's reply; without a template, of their concatenated texts.
 
@@ -136,7 +132,7 @@ class TextCodec:
             ) from error
 
     def encode_answer(self, text: str) -> list[int]:
-        """Returns the tokens of an answer without an end token; raises as `encode`."""
+        """Returns the tokens of an answer without an end token; raises as `encode_chat`."""
         return self._tokens(text, add_special_tokens=False)
 
     def _tokens(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -50,7 +50,7 @@ class EmulatedEngine:
         self.version = version
         self._max_num_seqs = max_num_seqs
         self._eos = policy.spec.eos_ids[0]
-        self._alphabet = policy.codec.encode("0123456789")[:10]
+        self._alphabet = policy.codec.encode_chat(policy.codec.chat("0123456789"))[:10]
         self._live: list[_Row] = []
         self._waiting: deque[_Row] = deque()
         self._ended: list[Generated] = []

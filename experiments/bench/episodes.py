@@ -33,7 +33,7 @@ from policies.causal_lm import CausalLM
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import MathConfig, TinyLMConfig
+from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
 from rlinf_embodied.config.checks import require_one_of
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.execution.executor import Executor
@@ -52,7 +52,7 @@ from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 _HERE = __spec__.name if __spec__ else __name__  # also when it is run as a command
-SHAPE = TinyLMConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, context_length=8192)
+SHAPE = LanguagePolicyConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, context_length=8192)
 _MEAN_S, _SPREAD = 0.3, 1.0  # of the tool's latency
 _SLOW = "EPISODES_SLOW"  # a variable: Options.slow, for what is imported by its dotted path
 _FACTOR = float(os.environ.get(_SLOW, "1"))
@@ -177,7 +177,11 @@ def carried(folder: str, own: Options, seed: int, share: float) -> list[float]:
     words = [f"generation.engine={_HERE}.TailsEngine", "generation.max_new_tokens=4096", "episodes.free=true"]
     words += [f"episodes.carried={share}", "algorithm.tokens_per_microbatch=8192"]
     made = StageConfig(config_of(folder, seed, words), folder)
-    prompts, generation, policy = PromptStage(made), GenerationStage(made), CausalLM.load(Path(folder))
+    prompts, generation, policy = (
+        PromptStage(made),
+        GenerationStage(made),
+        CausalLM.from_config(LanguagePolicyConfig(), Path(folder), 0),
+    )
     seconds, reports = list[float](), list[GenerationReport]()
     prompts.setup(solo_context(range(1)))
     generation.setup(solo_context(range(1)))
@@ -207,7 +211,7 @@ def partial(folder: str, own: Options) -> None:
 def run(own: Options) -> None:
     os.environ[_SLOW] = str(own.slow)
     with tempfile.TemporaryDirectory() as folder:
-        CausalLM.tiny(SHAPE, 0).save(Path(folder))
+        CausalLM.from_config(SHAPE, None, 0).save(Path(folder))
         {"free": free, "partial": partial}[own.measure](folder, own)
 
 

@@ -43,7 +43,7 @@ from rlinf_embodied.config.commands import (
 )
 from rlinf_embodied.config.env import EnvConfig, EnvOptions, PerturbConfig, PrefixSchedule, Reward
 from rlinf_embodied.config.hierarchy import HierarchyConfig
-from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
+from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision
 from rlinf_embodied.config.learning import Critic, ImageAugmentation, NormMode, PolicyConfig, WarmStartConfig
 from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig
 from rlinf_embodied.config.reasoning import (

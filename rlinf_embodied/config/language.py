@@ -60,25 +60,6 @@ class DataConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class TinyLMConfig:
-    """A Qwen2-shaped model with tied embeddings and one token per character, from scratch (0.3 M parameters)."""
-
-    characters: str = "0123456789+-*/=;#()x,:?"
-    hidden_size: int = 96
-    num_layers: int = 3
-    num_heads: int = 4
-    intermediate_size: int = 240
-    context_length: int = 128
-
-    def __post_init__(self) -> None:
-        sizes = ("hidden_size", "num_layers", "num_heads", "intermediate_size", "context_length")
-        require_numbers(self, "policy", *sizes, low=1)
-        rule = f"it must be a multiple of twice policy.num_heads={self.num_heads} (rotary embeddings pair dimensions)"
-        even = self.hidden_size % (2 * self.num_heads) == 0
-        require(even, "policy.hidden_size", self.hidden_size, rule, "change one of the two")
-
-
-@dataclass(kw_only=True, slots=True)
 class LoraSettings:
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): W + alpha / rank * B A, and only A and B are trained."""
 
@@ -103,9 +84,20 @@ _RESERVED_ARGUMENTS = ("tokenize", "add_generation_prompt", "continue_final_mess
 
 
 @dataclass(kw_only=True, slots=True)
-class LanguagePolicyConfig(TinyLMConfig):
-    """A causal language model: a Hugging Face folder, or a small model from scratch of the shape above."""
+class LanguagePolicyConfig:
+    """A causal language model: a Hugging Face folder, or a small Qwen2-shaped one from scratch.
 
+    The latter has tied embeddings and one token per character (0.3 M parameters).
+    """
+
+    # of the model from scratch
+    characters: str = "0123456789+-*/=;#()x,:?"
+    hidden_size: int = 96
+    num_layers: int = 3
+    num_heads: int = 4
+    intermediate_size: int = 240
+    context_length: int = 128
+    # of any model
     _target_: str = "policies.causal_lm.CausalLM"
     critic_target: str = "policies.value_lm.ValueLM"  # for PPO
     folder: str | None = None  # config.json, safetensors, tokenizer, as save_pretrained writes them; None: from scratch
@@ -117,7 +109,11 @@ class LanguagePolicyConfig(TinyLMConfig):
     chat_template_args: dict[str, bool | int | float | str] = field(default_factory=dict)  # {enable_thinking: false}
 
     def __post_init__(self) -> None:
-        TinyLMConfig.__post_init__(self)
+        sizes = ("hidden_size", "num_layers", "num_heads", "intermediate_size", "context_length")
+        require_numbers(self, "policy", *sizes, low=1)
+        rule = f"it must be a multiple of twice policy.num_heads={self.num_heads} (rotary embeddings pair dimensions)"
+        even = self.hidden_size % (2 * self.num_heads) == 0
+        require(even, "policy.hidden_size", self.hidden_size, rule, "change one of the two")
         reserved = [name for name in self.chat_template_args if name in _RESERVED_ARGUMENTS]
         rule, action = f"the program sets {', '.join(_RESERVED_ARGUMENTS)}", f"leave out {', '.join(reserved)}"
         require(not reserved, "policy.chat_template_args", self.chat_template_args, rule, action)

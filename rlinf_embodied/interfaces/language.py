@@ -139,16 +139,12 @@ class PromptCodec(Protocol):
 
     context_length: int | None  # tokens of prompt and completion together; None: no limit
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, in the model's chat template where it has one."""
-        ...
-
     def chat(self, text: str, history: Sequence[tuple[str, str]] = ()) -> list[ChatMessage]:
         """Returns the messages of a prompt, after the earlier ones of `history` (role, text)."""
         ...
 
     def encode_chat(self, chat: Sequence[ChatMessage]) -> list[int]:
-        """Returns the tokens of messages, up to the model's reply."""
+        """Returns the tokens of messages, up to the model's reply, in the model's chat template where it has one."""
         ...
 
     def encode_next_turn(self, tokens: Sequence[int], chat: Sequence[ChatMessage]) -> list[int] | None:

@@ -1,12 +1,16 @@
 """The reward stage: scores completions by their final answers, by a custom function or by a reward model.
 
 Whether an answer is right is a pure function of (completion, problem).  `answers.py` decides most answers by their
-texts; the others go to math-verify (`verifier.py`), with a limit of processor time rather than wall-clock time.  A
-custom function (reward._target_, custom_reward.py) replaces both, and runs in this process without a limit.
+texts; the others go to math-verify in a separate process (`verifier_worker.py`), with a limit of processor time rather
+than wall-clock time.  A custom function (reward._target_, custom_reward.py) replaces both, and runs in this process
+without a limit.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, cast
@@ -22,9 +26,10 @@ from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.reasoning.answers import decide
 from rlinf_embodied.reasoning.batch import Completions, Rewards, ScoredGroup
 from rlinf_embodied.reasoning.custom_reward import CustomReward, RewardFunction, reward_function
+from rlinf_embodied.reasoning.helper_process import HelperProcess
 from rlinf_embodied.reasoning.policy_folder import StageConfig
-from rlinf_embodied.reasoning.verifier import MathVerifier
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
+from rlinf_embodied.telemetry.progress import report_progress
 
 _RIGHT = 1.0  # smallest custom reward of a right answer
 _DEFAULT = RewardConfig()
@@ -54,13 +59,16 @@ class Verifier:
         self.template, self._config = template, config
         function = function or reward_function(config)
         self._custom = None if function is None else CustomReward(function, config)
-        self._math = MathVerifier(config.timeout_s)
+        # a model's text is evaluated there, so tokens and passwords in the owner's environment are not passed on
+        environment = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONHASHSEED": "0"}
+        arguments = ("-m", "rlinf_embodied.reasoning.verifier_worker", str(config.timeout_s))
+        self.math_verify = HelperProcess("verifier", arguments, environment)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._math.close()
+        self.math_verify.close()
 
     def verify(
         self,
@@ -103,9 +111,21 @@ class Verifier:
         for completion, problem, complete in rows:
             answer = self.template.final_answer(completion) if complete else None
             decisions.append(answer is not None and decide(answer, problem.answer))
-        pairs = list(dict.fromkeys(decision for decision in decisions if isinstance(decision, tuple)))
-        equal = dict(zip(pairs, self._math.equal(pairs), strict=True))
+        pairs = dict.fromkeys(decision for decision in decisions if isinstance(decision, tuple))
+        equal = {pair: self.are_equal(*pair) for pair in pairs}
         return np.array([equal[d] if isinstance(d, tuple) else d for d in decisions], bool)
+
+    def are_equal(self, answer: str, reference: str) -> bool:
+        """Returns whether math-verify considers two formulas equal.
+
+        They are not if that takes longer than reward.timeout_s, or if three processes were killed meanwhile.
+
+        Raises:
+            WorkerError: the process failed, for example because it cannot import math-verify.
+        """
+        reply = self.math_verify.ask(json.dumps((answer, reference)).encode() + b"\n")
+        report_progress()
+        return reply == b"1\n"
 
     def score(
         self, block: int, completions: Completions, max_new_tokens: int, scores: Tensor | None = None

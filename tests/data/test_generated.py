@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_embodied.config import TinyLMConfig
+from rlinf_embodied.config import LanguagePolicyConfig
 from rlinf_embodied.data.generated import GeneratedProblems, parse_level
 from rlinf_embodied.data.problems import Problem, Split, problem_id, split_of
 from rlinf_embodied.data.prompt_templates import PromptTemplate
@@ -68,7 +68,7 @@ def test_forms_read_back_what_they_write(level, seed, split, position):
             assert answer.replace(" ", "") == problem.answer
             assert form.is_formatted(text)
     for text in (COMPACT.prompt(problem), COMPACT.completion(problem, True)):
-        assert set(text) <= set(TinyLMConfig().characters)
+        assert set(text) <= set(LanguagePolicyConfig().characters)
 
 
 def test_shares_of_the_splits_are_a_tenth_and_a_twentieth():

@@ -174,7 +174,7 @@ VARIANTS: dict[str, Variant] = {
         ["generation.precision=bfloat16", "algorithm.tis_cap=2.0"], compared=["disaggregated on 4"], iterations=3
     ),
     "math, episodes": math(
-        ["tool._target_=rlinf_embodied.reasoning.calculator.calculate", "warm_start.tool_share=0.5"],
+        ["tool._target_=experiments.examples.calculator.calculate", "warm_start.tool_share=0.5"],
         compared=["collocated on 2", "pipelined on 2, by blocks", "tool and engine apart"],
     ),
     "math, lora": math(["policy.lora.rank=4"], compared=["disaggregated on 2"]),

@@ -19,7 +19,7 @@ from policies.causal_lm import CausalLM
 from policies.text_codec import char_tokenizer
 from policies.transformer import Transformer
 from policies.value_lm import ValueLM
-from rlinf_embodied.config import LoraSettings, TinyLMConfig
+from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 
@@ -32,7 +32,7 @@ TEMPLATE = (
 
 @pytest.fixture
 def policy() -> CausalLM:
-    return CausalLM.tiny(TinyLMConfig(), seed=3)
+    return CausalLM.from_config(LanguagePolicyConfig(), None, 3)
 
 
 def tokens(rows: int = 4, length: int = 20) -> torch.Tensor:
@@ -64,7 +64,10 @@ def test_the_small_model_is_small_tied_and_a_function_of_its_seed(policy):
     assert policy.spec.eos_ids == (1,)
     assert (policy.spec.pad_id, policy.codec.context_length) == (0, 128)
     state = torch.get_rng_state()
-    same, other = CausalLM.tiny(TinyLMConfig(), seed=3), CausalLM.tiny(TinyLMConfig(), seed=4)
+    same, other = (
+        CausalLM.from_config(LanguagePolicyConfig(), None, 3),
+        CausalLM.from_config(LanguagePolicyConfig(), None, 4),
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(logits_of(policy), logits_of(same))
     assert not torch.equal(logits_of(policy), logits_of(other))
@@ -73,7 +76,7 @@ def test_the_small_model_is_small_tied_and_a_function_of_its_seed(policy):
 @pytest.mark.parametrize(("text", "words"), [("7 + a", "policy.characters"), ("", "has no tokens")])
 def test_text_that_cannot_be_read_is_refused(policy, text, words):
     with pytest.raises(ConfigError, match=words):
-        policy.codec.encode(text)
+        policy.codec.encode_chat(policy.codec.chat(text))
 
 
 # ------------------------------------------------------------------------------------------------------------- folders
@@ -83,10 +86,10 @@ def test_a_saved_folder_gives_the_same_logits_and_is_tied(policy, tmp_path):
     assert "model.embed_tokens.weight" in stored
     assert "lm_head.weight" not in stored
     assert torch.equal(transformers_logits(tmp_path), logits_of(policy))
-    again = CausalLM.load(tmp_path)
+    again = CausalLM.from_config(LanguagePolicyConfig(), tmp_path, 0)
     assert torch.equal(logits_of(again), logits_of(policy))
     assert again.model.lm_head.weight is again.model.model.embed_tokens.weight
-    assert again.codec.encode(TEXT) == policy.codec.encode(TEXT)
+    assert again.codec.encode_chat(again.codec.chat(TEXT)) == policy.codec.encode_chat(policy.codec.chat(TEXT))
     assert again.spec == policy.spec
 
 
@@ -95,17 +98,17 @@ def test_a_sharded_folder_gives_the_same_logits_and_missing_shards_are_named(pol
     shards = sorted(path.name for path in tmp_path.glob("model-*.safetensors"))
     assert len(shards) >= 3
     assert torch.equal(transformers_logits(tmp_path), logits_of(policy))
-    assert torch.equal(logits_of(CausalLM.load(tmp_path)), logits_of(policy))
+    assert torch.equal(logits_of(CausalLM.from_config(LanguagePolicyConfig(), tmp_path, 0)), logits_of(policy))
     for name in (shards[0], shards[2]):
         (tmp_path / name).unlink()
     with pytest.raises(CheckpointError, match=f"lacks 2 of {len(shards)} .*: {shards[0]}, {shards[2]}"):
-        CausalLM.load(tmp_path)
+        CausalLM.from_config(LanguagePolicyConfig(), tmp_path, 0)
 
 
 def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
     peft = pytest.importorskip("peft", reason="needs the extra lora")
     policy.save(tmp_path / "base")
-    bases = [CausalLM.load(tmp_path / "base") for _ in range(2)]
+    bases = [CausalLM.from_config(LanguagePolicyConfig(), tmp_path / "base", 0) for _ in range(2)]
     adapted, same = (CausalLM(base.model, base.codec.tokenizer, lora=LoraSettings(rank=4), seed=5) for base in bases)
     torch.testing.assert_close(logits_of(adapted), logits_of(policy), atol=1e-6, rtol=0)  # B starts at 0
     assert 0 < sum(p.numel() for p in adapted.parameters()) < 0.3 * sum(p.numel() for p in policy.parameters())
@@ -168,7 +171,7 @@ def test_adapters_for_modules_that_do_not_exist_are_refused(policy):
     pytest.importorskip("peft", reason="needs the extra lora")
     with pytest.raises(ConfigError, match=r"policy\.lora\.targets is \['nowhere'\]"):
         CausalLM(policy.model, policy.codec.tokenizer, lora=LoraSettings(targets=["nowhere"]))
-    tied = CausalLM.tiny(TinyLMConfig(), seed=1)
+    tied = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
     with pytest.raises(
         ConfigError, match=r"\['q_proj', 'lm_head'\], but the model's head and embeddings are one matrix"
     ):
@@ -181,7 +184,7 @@ def test_a_parameter_that_the_weights_lack_is_named(policy, tmp_path):
     del stored["model.layers.1.mlp.up_proj.weight"]
     save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"lack 1 parameters .*layers\.1\.mlp\.up_proj\.weight"):
-        CausalLM.load(tmp_path)
+        CausalLM.from_config(LanguagePolicyConfig(), tmp_path, 0)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +201,7 @@ def test_folders_that_are_incomplete_are_refused(policy, tmp_path, damage, words
     policy.save(tmp_path)
     damage(tmp_path)
     with pytest.raises(CheckpointError, match=words):
-        CausalLM.load(tmp_path)
+        CausalLM.from_config(LanguagePolicyConfig(), tmp_path, 0)
 
 
 # ---------------------------------------------------------------------------------------------------------- tokenizers
@@ -214,7 +217,7 @@ def test_without_a_pad_token_the_end_token_pads_and_can_still_be_said(policy, tm
     policy.save(tmp_path)
     without(tmp_path, "pad_token")
     with caplog.at_level(logging.WARNING):
-        padless = CausalLM.load(tmp_path)
+        padless = CausalLM.from_config(LanguagePolicyConfig(), tmp_path, 0)
     assert "no pad token: eos token 1 pads" in caplog.text
     assert padless.spec.pad_id == 1
     batch = ragged_batch()
@@ -230,14 +233,14 @@ def test_without_any_end_token_nothing_could_end(policy, tmp_path):
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(settings | {"eos_token_id": None}))
     with pytest.raises(CheckpointError, match="neither eos_token nor"):
-        CausalLM.load(tmp_path)
+        CausalLM.from_config(LanguagePolicyConfig(), tmp_path, 0)
 
 
 def test_a_chat_template_of_the_folder_is_applied(policy, tmp_path):
     policy.codec.tokenizer.chat_template = TEMPLATE
     policy.save(tmp_path)
-    chatting = CausalLM.load(tmp_path)
-    assert chatting.codec.encode(TEXT) == char_tokenizer()(f"({TEXT}:")["input_ids"]
+    chatting = CausalLM.from_config(LanguagePolicyConfig(), tmp_path, 0)
+    assert chatting.codec.encode_chat(chatting.codec.chat(TEXT)) == char_tokenizer()(f"({TEXT}:")["input_ids"]
     assert chatting.encode_completion("#1") == [18, 3, 1]
     chatting.save(tmp_path / "again")
     assert AutoTokenizer.from_pretrained(tmp_path / "again").chat_template == TEMPLATE
@@ -313,7 +316,7 @@ def test_chunks_of_tokens_and_recomputed_activations_change_no_gradient(monkeypa
 
 def test_a_critic_of_a_policy_with_adapters_is_whole_and_in_float32():
     pytest.importorskip("peft", reason="needs the extra lora")
-    plain = CausalLM.tiny(TinyLMConfig(), seed=1)
+    plain = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
     half, tokenizer = plain.model.to(torch.bfloat16), plain.codec.tokenizer
     policy = CausalLM(half, tokenizer, lora=LoraSettings(rank=4), checkpoints=True)
     critic = ValueLM.from_policy(policy)

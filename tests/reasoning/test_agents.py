@@ -19,7 +19,7 @@ from stopped_runs import same_end
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
-from rlinf_embodied.config import MathConfig
+from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.errors import ConfigError
@@ -93,12 +93,15 @@ def refused(problem: Problem, base_url: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- one block
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> CausalLM:
-    return CausalLM.load(model_folder(tmp_path_factory.mktemp("agents"), "qwen2"))
+    return CausalLM.from_config(LanguagePolicyConfig(), model_folder(tmp_path_factory.mktemp("agents"), "qwen2"), 0)
 
 
 def run(policy: CausalLM, agent: str, *overrides: str) -> tuple[MathConfig, Completions]:
     config = tiny_math(f"agent._target_={__name__}.{agent}", "generation.max_new_tokens=30", *overrides)
-    asked = [(problem, Prompt(problem.id, tuple(policy.codec.encode(problem.question)))) for problem in PROBLEMS]
+    asked = [
+        (problem, Prompt(problem.id, tuple(policy.codec.encode_chat(policy.codec.chat(problem.question)))))
+        for problem in PROBLEMS
+    ]
     with closing(episodes_of(asked, 4, config, policy.codec)) as episodes:
         return config, run_episodes(ExactEngine(policy), episodes, GenerationBlock((), 4, config.generation, 9, 2))
 

@@ -166,7 +166,7 @@ def test_own_completions_are_right_and_those_of_other_problems_are_not(form):
             assert verified.formatted.all()
             shifted = verifier.verify(texts[1:] + texts[:1], problems).correct
             assert shifted.mean() < 0.1  # some problems share their answer
-        assert verifier._math.pid is None  # integers need no process
+        assert verifier.math_verify.pid is None  # integers need no process
 
 
 def test_rewards_add_correctness_and_form_and_truncated_answers_earn_neither():
@@ -185,7 +185,7 @@ def test_math_verify_judges_what_texts_leave_open_in_the_order_of_the_questions(
     expected = [True, True, False, True, True, True, False]
     verified = natural.verify(answers * 3, [HALF] * 21)
     assert verified.correct.tolist() == expected * 3
-    assert natural._math._process.pid is not None
+    assert natural.math_verify._process.pid is not None
 
 
 def test_hostile_completions_earn_nothing(natural):

@@ -92,7 +92,7 @@ def test_episodes_of_several_rows_are_refused_by_name(folder):
     made, rewards = block([0, 1])
     assert isinstance(made, Completions)
     episode = replace(made, problems=made.problems[:1], texts=made.texts[:1], samples=(0, 0), agent_rewards=(None,))
-    stage = critic(folder, "tool._target_=rlinf_embodied.reasoning.calculator.calculate")
+    stage = critic(folder, "tool._target_=experiments.examples.calculator.calculate")
     with pytest.raises(ConfigError, match=r"tool\._target_ is '.*', but the chat template .*use algorithm=grpo"):
         stage.run(StepContext(0), {0: [episode, rewards]})
 

@@ -14,7 +14,7 @@ from runs import train
 
 from experiments.bench.emulated_engine import EmulatedEngine
 from policies.causal_lm import CausalLM
-from rlinf_embodied.config import Late, TinyLMConfig, ToolConfig
+from rlinf_embodied.config import LanguagePolicyConfig, Late, ToolConfig
 from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
@@ -36,12 +36,12 @@ from rlinf_embodied.reasoning.tool_calls import Answers, ToolCalls
 from rlinf_embodied.telemetry.progress import report_progress
 
 SAMPLING = GenerationConfig(max_new_tokens=24, max_num_seqs=5)
-SHAPE = TinyLMConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
+SHAPE = LanguagePolicyConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
 PROBLEMS = [Problem(i, f"{3 + i}+4=", str(7 + i), None, "sum", "sum1-1-9") for i in range(6)]
 
 
 def model(seed: int) -> CausalLM:
-    made = CausalLM.tiny(SHAPE, seed)
+    made = CausalLM.from_config(SHAPE, None, seed)
     with torch.no_grad():
         made.model.get_input_embeddings().weight[1] *= 4  # some rows end early
     return made
@@ -53,7 +53,9 @@ def policies() -> tuple[CausalLM, CausalLM]:
 
 
 def requests(policy: CausalLM, problems: list[Problem] = PROBLEMS, **changes) -> GenerationBlock:
-    prompts = tuple(Prompt(problem.id, tuple(policy.codec.encode(problem.question))) for problem in problems)
+    prompts = tuple(
+        Prompt(problem.id, tuple(policy.codec.encode_chat(policy.codec.chat(problem.question)))) for problem in problems
+    )
     return replace(GenerationBlock(prompts, 2, SAMPLING, 9, 2), **changes)
 
 
@@ -129,7 +131,9 @@ def test_versions_say_which_weights_sampled_each_token(policies) -> None:
 
 
 def _sequences(policy: CausalLM, rows: dict[int, Generated]) -> TokenBatch:
-    prompts = [tuple(policy.codec.encode(PROBLEMS[number // 2].question)) for number in sorted(rows)]
+    prompts = [
+        tuple(policy.codec.encode_chat(policy.codec.chat(PROBLEMS[number // 2].question))) for number in sorted(rows)
+    ]
     return TokenBatch.of(prompts, tokens_of(rows))
 
 
@@ -223,7 +227,10 @@ def free_config(*overrides: str):
 
 def asked(policy: CausalLM, numbers: range) -> list[PromptedProblem]:
     problems = [Problem(i, f"{1 + i % 9}+4=", "5", None, "sum", "sum1-1-9") for i in numbers]
-    return [(problem, Prompt(problem.id, tuple(policy.codec.encode(problem.question)))) for problem in problems]
+    return [
+        (problem, Prompt(problem.id, tuple(policy.codec.encode_chat(policy.codec.chat(problem.question)))))
+        for problem in problems
+    ]
 
 
 def taken(free: EpisodeRunner, block: int) -> Completions:

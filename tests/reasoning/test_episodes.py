@@ -19,14 +19,14 @@ from model_folders import BOS, bpe_tokenizer
 from runs import train
 from stopped_runs import interrupt_in, same_end
 
+from experiments.examples.calculator import calculate
 from policies.causal_lm import CausalLM
 from policies.text_codec import TextCodec
 from rlinf_embodied.compose.commands import compose_answers
-from rlinf_embodied.config import ClusterConfig, MathConfig, PlanConfig, TinyLMConfig
+from rlinf_embodied.config import ClusterConfig, LanguagePolicyConfig, MathConfig, PlanConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.interfaces.language import padded
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt, all_log_probs
-from rlinf_embodied.reasoning.calculator import calculate
 from rlinf_embodied.reasoning.engine import Generated, generate
 from rlinf_embodied.reasoning.episodes import Episode, Episodes, completions_of, episodes_of, run_episodes
 from rlinf_embodied.reasoning.evaluation import evaluate_command
@@ -36,7 +36,7 @@ from rlinf_embodied.reasoning.helper_process import HelperProcess
 from rlinf_embodied.reasoning.tool_calls import ToolCalls
 from rlinf_embodied.tools.chaos import Chaos, Fault, disturbed
 
-TOOL = ["tool._target_=rlinf_embodied.reasoning.calculator.calculate", "warm_start.tool_share=0.5"]
+TOOL = ["tool._target_=experiments.examples.calculator.calculate", "warm_start.tool_share=0.5"]
 APART = PlanConfig(name="apart", variants=[{"items": ["episodes on 0 | generation on 1", "reward+actor on all"]}])
 ON_WAITING = PlanConfig(
     name="waiting", variants=[{"items": ["episodes on 2 | generation on 0,1", "reward+actor on 0,1"]}]
@@ -52,14 +52,19 @@ def echo(text: str, problem: Problem) -> str | None:
 
 @pytest.fixture(scope="module")
 def policy() -> CausalLM:
-    made = CausalLM.tiny(TinyLMConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32), 5)
+    made = CausalLM.from_config(
+        LanguagePolicyConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32), None, 5
+    )
     with torch.no_grad():
         made.model.get_input_embeddings().weight[1] *= 6  # turns end, but not all of them at once
     return made
 
 
 def asked(policy: CausalLM) -> list[tuple[Problem, Prompt]]:
-    return [(problem, Prompt(problem.id, tuple(policy.codec.encode(problem.question)))) for problem in PROBLEMS]
+    return [
+        (problem, Prompt(problem.id, tuple(policy.codec.encode_chat(policy.codec.chat(problem.question)))))
+        for problem in PROBLEMS
+    ]
 
 
 def some(policy: CausalLM, *overrides: str) -> tuple[Episodes, GenerationBlock]:
@@ -77,7 +82,10 @@ def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(pol
         turns += 1
         rows = generate(ExactEngine(policy), replace(block, prompts=turn.prompts, group_size=turn.group_size))
         for k, prompt in enumerate(turn.prompts):
-            problem, start = PROBLEMS[prompt.id], policy.codec.encode(PROBLEMS[prompt.id].question)
+            problem, start = (
+                PROBLEMS[prompt.id],
+                policy.codec.encode_chat(policy.codec.chat(PROBLEMS[prompt.id].question)),
+            )
             for g in range(turn.group_size):
                 key = prompt.id, prompt.sample + g
                 row = said.setdefault(key, [])

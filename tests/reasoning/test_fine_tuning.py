@@ -14,7 +14,7 @@ from runs import cluster, learned, metric_rows, train
 
 from policies.causal_lm import CausalLM
 from policies.text_codec import TextCodec
-from rlinf_embodied.config import MathConfig
+from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.errors import ConfigError
@@ -94,7 +94,7 @@ def made(monkeypatch, cache: Path, config: MathConfig, devices: int = 1) -> tupl
     folder = starting_policy(
         config, SerialSession(), cluster(devices), lambda _, done, of, __: shown.append((done, of))
     )
-    return weights_sha256(CausalLM.load(folder).module.state_dict()), shown
+    return weights_sha256(CausalLM.from_config(LanguagePolicyConfig(), folder, 0).module.state_dict()), shown
 
 
 def stuck(text: str, problem: Problem) -> str | None:
@@ -120,7 +120,7 @@ def test_a_warm_start_is_the_run_of_its_settings(monkeypatch, tmp_path: Path) ->
     digest, _ = made(monkeypatch, tmp_path / "cache", few("warm_start.chain_of_thought_share=0.45"))
     same = ["steps=12", "steps_per_iteration=5", f"lr={TINY_MATH['warm_start.lr']}"]
     train(sft(f"run.dir={tmp_path}/run", *(f"algorithm.{text}" for text in same)))
-    policy = CausalLM.load(tmp_path / "run/checkpoints/latest")
+    policy = CausalLM.from_config(LanguagePolicyConfig(), tmp_path / "run/checkpoints/latest", 0)
     assert weights_sha256(policy.module.state_dict()) == digest
 
 
@@ -163,7 +163,7 @@ def test_every_example_is_used_once_per_epoch_and_none_is_held_out() -> None:
 
 
 def test_calls_of_a_tool_that_a_chat_template_cannot_write_are_refused(monkeypatch) -> None:
-    calls = ["tool._target_=rlinf_embodied.reasoning.calculator.calculate", "warm_start.tool_share=0.5"]
+    calls = ["tool._target_=experiments.examples.calculator.calculate", "warm_start.tool_share=0.5"]
     assert any(any(given) for _, _, given in alone(few(*calls))._examples[0])
     monkeypatch.setattr(TextCodec, "encode_next_turn", lambda self, tokens, chat: None)
     with pytest.raises(ConfigError, match=r"warm_start\.tool_share is 0\.5, but the model's chat template"):

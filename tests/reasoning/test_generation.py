@@ -11,7 +11,7 @@ from transformers import GenerationConfig as GreedyConfig
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.log_probs import sample_tokens
-from rlinf_embodied.config import LoraSettings, TinyLMConfig
+from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings
 from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.language import TokenBatch, padded
@@ -122,7 +122,7 @@ def test_rows_end_at_any_end_token_and_otherwise_by_length():
 
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_completion_ends_with_the_token_that_completes_a_stop_string(greedy):
-    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    policy = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
     free = [(row.tokens.tolist(), row.ended) for row in run(policy, sampled(BLOCK, greedy=greedy))]
     texts = [policy.codec.decode(tokens) for tokens, _ in free]  # a token is a character
     stop = [max(texts, key=len)[3:6], max(texts, key=len)[8]]
@@ -135,7 +135,7 @@ def test_a_completion_ends_with_the_token_that_completes_a_stop_string(greedy):
 
 
 def test_special_tokens_within_a_stop_string_do_not_hide_it():
-    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    policy = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
     policy.codec.tokenizer.add_special_tokens({"additional_special_tokens": list("0123456789+-*/:?")})
     free = [row.tokens.tolist() for row in run(policy, sampled(BLOCK, max_new_tokens=60))]
     printed = [[place for place, token in enumerate(row) if policy.codec.decode([token])] for row in free]
@@ -165,7 +165,7 @@ def recorded_and_trained(
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.7, 0), (1.0, 0), (1.0, 2)])
 def test_recorded_log_probs_are_those_of_training_at_the_same_weights(temperature, top_k):
-    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    policy = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
     recorded, trained = recorded_and_trained(policy, 30, temperature, top_k)
     assert trained.abs().max() > 1
     assert (recorded - trained).abs().max() <= 1e-5
@@ -173,7 +173,7 @@ def test_recorded_log_probs_are_those_of_training_at_the_same_weights(temperatur
 
 def test_generation_sees_new_weights_and_adapters():
     pytest.importorskip("peft", reason="needs the extra lora")
-    plain = CausalLM.tiny(TinyLMConfig(), seed=1)
+    plain = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
     policy = CausalLM(plain.model, plain.codec.tokenizer, lora=LoraSettings(rank=4, alpha=8.0), seed=1)
     before = run(policy)
     optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
@@ -189,7 +189,7 @@ def test_generation_sees_new_weights_and_adapters():
 
 # ------------------------------------------------------------------------------------------------------------ bad input
 def test_weights_that_are_not_finite_are_reported():
-    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    policy = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
     with torch.no_grad():
         policy.model.model.norm.weight[0] = torch.nan
     with pytest.raises(ObjectiveError, match="NaN"):

@@ -17,7 +17,7 @@ from torch import Tensor
 from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.policy_losses import Clipped
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import LossLevel, RatioLevel, ReasoningAlgorithmConfig, TinyLMConfig
+from rlinf_embodied.config import LanguagePolicyConfig, LossLevel, RatioLevel, ReasoningAlgorithmConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import TokenBatch
@@ -36,7 +36,9 @@ EVERYTHING = {"entropy_coef": 0.03, "kl_coef": 0.2, "tis_cap": 1.1, "clip_low": 
 
 @pytest.fixture(scope="module")
 def policy() -> CausalLM:
-    return CausalLM.tiny(TinyLMConfig(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64), seed=4)
+    return CausalLM.from_config(
+        LanguagePolicyConfig(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64), None, 4
+    )
 
 
 def rows_of(policy: CausalLM, old_log_probs: bool = True) -> TrainingRows:

@@ -102,18 +102,22 @@ def test_the_pages_problems_are_trained_on(plug_ins, tmp_path):
 def test_the_pages_prompt_reaches_the_model(tmp_path):
     template = CHAT + "{% if enable_thinking %}<think>{% endif %}"
     model = model_folder(tmp_path / "model", "qwen2")
-    tokenizer = CausalLM.load(model).codec.tokenizer
+    tokenizer = CausalLM.from_config(LanguagePolicyConfig(), model, 0).codec.tokenizer
     tokenizer.chat_template = template
     tokenizer.save_pretrained(model)
     overrides = [w.replace("models/qwen", str(model)) for w in command_with("enable_thinking")]
     config = compose_math(overrides).policy
     policy = CausalLM.from_config(config, model, seed=0)
     asked = "<|begin|>system\nThink in short steps.<|end|>\n<|begin|>user\n1+1?<|end|>\n<|begin|>assistant\n"
-    assert policy.codec.encode("1+1?") == tokenizer(asked, add_special_tokens=False)["input_ids"]
+    assert (
+        policy.codec.encode_chat(policy.codec.chat("1+1?")) == tokenizer(asked, add_special_tokens=False)["input_ids"]
+    )
     config.chat_template_args, config.system_prompt = {"enable_thinking": True}, None
     policy = CausalLM.from_config(config, model, seed=0)
     asked = "<|begin|>user\n1+1?<|end|>\n<|begin|>assistant\n<think>"
-    assert policy.codec.encode("1+1?") == tokenizer(asked, add_special_tokens=False)["input_ids"]
+    assert (
+        policy.codec.encode_chat(policy.codec.chat("1+1?")) == tokenizer(asked, add_special_tokens=False)["input_ids"]
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import choices, compose_math
-from rlinf_embodied.config import MathConfig, ReasoningAlgorithmConfig, TinyLMConfig
+from rlinf_embodied.config import LanguagePolicyConfig, MathConfig, ReasoningAlgorithmConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import block_sums
@@ -30,7 +30,9 @@ MIXED = ((0, 0),)  # what dynamic sampling chooses: (round, group)
 
 @pytest.fixture(scope="module")
 def policy() -> CausalLM:
-    return CausalLM.tiny(TinyLMConfig(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64), seed=4)
+    return CausalLM.from_config(
+        LanguagePolicyConfig(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64), None, 4
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- the batch

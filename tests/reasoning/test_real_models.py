@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from policies.causal_lm import CausalLM
 from policies.text_codec import TextCodec, char_tokenizer
-from rlinf_embodied.config import DataConfig, MathConfig
+from rlinf_embodied.config import DataConfig, LanguagePolicyConfig, MathConfig
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import ConfigError, RlinfError
 from rlinf_embodied.learning.checkpoint import weights_sha256
@@ -77,9 +77,9 @@ def test_it_trains_and_is_saved_as_transformers_loads_it(folders, files, tmp_pat
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     # what was in the workers' memory is what transformers reads
     assert weights_sha256(model.state_dict()) == summary["weights_sha256"] != weights_sha256(before.state_dict())
-    policy = CausalLM.load(saved)
+    policy = CausalLM.from_config(LanguagePolicyConfig(), saved, 0)
     question = "Ada has 3 apples. How many?"
-    tokens = policy.codec.encode(question)
+    tokens = policy.codec.encode_chat(policy.codec.chat(question))
     assert torch.equal(logits_of(model, tokens), logits_of(policy.model, tokens))
     assert not torch.equal(logits_of(model, tokens), logits_of(before, tokens))
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.examples.code_tests import passes_tests
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning import sandbox as sandbox_module
-from rlinf_embodied.reasoning.code_tests import passes_tests
 from rlinf_embodied.reasoning.sandbox import Result, Sandbox
 from rlinf_embodied.tools.disturbances import descendants
 

@@ -12,7 +12,7 @@ from runs import clone, metric_rows, train, trainer_of
 from stopped_runs import interrupt_in, straight_runs
 
 from policies.causal_lm import CausalLM
-from rlinf_embodied.config import MathConfig
+from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.learning.checkpoint import weights_sha256
@@ -70,7 +70,9 @@ def test_it_trains_and_says_so(straight, tmp_path) -> None:
     assert first["charts/update_tflop_per_s_per_device"] > 0
     assert rows[0]["charts/length_p50"] <= rows[0]["charts/length_p99"] <= rows[0]["rollout/longest"]
     assert (summary["problems"], summary["num_eval_problems"]) == (32, 8)
-    assert summary["weights_sha256"] != weights_sha256(CausalLM.load(clone(tiny_math())).module.state_dict())
+    assert summary["weights_sha256"] != weights_sha256(
+        CausalLM.from_config(LanguagePolicyConfig(), clone(tiny_math()), 0).module.state_dict()
+    )
     low, high = summary["accuracy_after_interval"]
     assert low <= summary["accuracy_after"] <= high
     table = (straight() / "samples.md").read_text().splitlines()

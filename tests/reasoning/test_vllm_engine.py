@@ -14,14 +14,16 @@ from math_runs import tiny_math
 from runs import metric_rows, train
 
 from policies.causal_lm import CausalLM
-from rlinf_embodied.config import MathConfig, TinyLMConfig
+from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
 from rlinf_embodied.errors import ConfigError, WorkerError
 from rlinf_embodied.reasoning import vllm_engine
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt
 from rlinf_embodied.reasoning.engine import Engine, Generated, update
 from rlinf_embodied.reasoning.vllm_engine import VllmEngine, installed_python
 
-SHAPE = TinyLMConfig(hidden_size=32, num_layers=1, num_heads=1, intermediate_size=64)  # heads of 32, which vLLM has
+SHAPE = LanguagePolicyConfig(
+    hidden_size=32, num_layers=1, num_heads=1, intermediate_size=64
+)  # heads of 32, which vLLM has
 # a server that speaks the protocol: tokens count up from 2 plus a row's seed modulo 5, and 6 ends a row
 STAND_IN = """
 import json, os, select, sys
@@ -72,7 +74,7 @@ def engine_of(policy: CausalLM, **options: object) -> VllmEngine:
 
 
 def requests(policy: CausalLM, config: MathConfig) -> GenerationBlock:
-    prompts = tuple(Prompt(k, tuple(policy.codec.encode(f"{k}+4="))) for k in range(3))
+    prompts = tuple(Prompt(k, tuple(policy.codec.encode_chat(policy.codec.chat(f"{k}+4=")))) for k in range(3))
     return GenerationBlock(prompts, 2, config.generation, 9, 2)
 
 
@@ -90,7 +92,7 @@ def wait_for_tokens(engine: VllmEngine) -> None:
 
 @pytest.fixture(scope="module")
 def policy() -> CausalLM:
-    return CausalLM.tiny(SHAPE, 5)
+    return CausalLM.from_config(SHAPE, None, 5)
 
 
 def test_rows_begin_again_in_another_server_where_one_is_lost(policy) -> None:

@@ -16,6 +16,7 @@ from experiments.bench.llm.work import FORM, Step, Work, generated, prompts_of, 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.algorithms.losses import policy_loss
+from rlinf_embodied.config import LanguagePolicyConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.reasoning.batch import dynamic_batches
@@ -29,7 +30,7 @@ TOKENS_PER_MICROBATCH = 1024  # fits the caches: 512 and 4096 take up to 40 % mo
 def train(own: Work, out: Path) -> list[Step]:
     """Trains in this process, and saves the model in out/model."""
     torch.set_num_threads(1)
-    policy = CausalLM.load(Path(own.start))
+    policy = CausalLM.from_config(LanguagePolicyConfig(), Path(own.start), 0)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=own.lr, weight_decay=0.0, fused=True)
     verifier, steps = Verifier(FORM), list[Step]()
     for index in range(own.steps):

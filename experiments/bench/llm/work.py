@@ -18,7 +18,7 @@ import torch
 from policies.causal_lm import CausalLM
 from policies.text_codec import EOS
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import TinyLMConfig
+from rlinf_embodied.config import LanguagePolicyConfig
 from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
@@ -66,7 +66,7 @@ def make_start(work: Work, steps: int = 1600, examples: int = 20_000) -> None:
     folder = Path(work.start)
     if (folder / "config.json").is_file():
         return
-    shaped = CausalLM.tiny(TinyLMConfig(), seed=work.seed)
+    shaped = CausalLM.from_config(LanguagePolicyConfig(), None, work.seed)
     shaped.codec.tokenizer.pad_token = EOS
     shaped.model.config.pad_token_id = shaped.codec.tokenizer.eos_token_id
     with tempfile.TemporaryDirectory() as aside:
@@ -84,7 +84,10 @@ def make_start(work: Work, steps: int = 1600, examples: int = 20_000) -> None:
 
 # ---------------------------------------------------------------------------------------- generation and the verifier
 def prompts_of(policy: CausalLM, problems: Sequence[Problem]) -> tuple[Prompt, ...]:
-    return tuple(Prompt(problem.id, tuple(policy.codec.encode(FORM.prompt(problem)))) for problem in problems)
+    return tuple(
+        Prompt(problem.id, tuple(policy.codec.encode_chat(policy.codec.chat(FORM.prompt(problem)))))
+        for problem in problems
+    )
 
 
 def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: int, index: int) -> list[Generated]:
@@ -113,7 +116,7 @@ def scored(policy: CausalLM, verifier: Verifier, rows: Sequence[Generated], prob
 
 def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
     """Returns the share of `count` test problems that the model in a folder solves greedily."""
-    policy = CausalLM.load(folder)
+    policy = CausalLM.from_config(LanguagePolicyConfig(), folder, 0)
     problems = GeneratedProblems(work.level, work.data_seed).batch(Split.test, 0, count)
     rows = generated(policy, problems, replace(work, group=1, temperature=0.0), 256, 0)
     with Verifier(FORM) as verifier:

@@ -13,6 +13,7 @@ from experiments.bench.llm import __main__ as bench_llm
 from experiments.bench.llm import bare, ours
 from experiments.bench.llm import work as llm_work
 from policies.causal_lm import CausalLM
+from rlinf_embodied.config import LanguagePolicyConfig
 from rlinf_embodied.errors import ConfigError
 
 needs_trl = pytest.mark.skipif(
@@ -31,7 +32,7 @@ def work(tmp_path_factory):
 
 # ------------------------------------------------------------------------------------------------------------- the work
 def test_the_start_pads_with_its_end_token_and_solves_some_problems(work):
-    policy = CausalLM.load(Path(work.start))
+    policy = CausalLM.from_config(LanguagePolicyConfig(), Path(work.start), 0)
     assert policy.spec.pad_id in policy.spec.eos_ids
     assert 0.1 < llm_work.greedy_accuracy(Path(work.start), work, 100) <= 1.0
 
@@ -44,7 +45,7 @@ def test_our_trainer_does_the_very_work_of_the_bare_cost(work, tmp_path):
     made, expected = ([step.tokens for step in steps] for steps in runs)
     assert made == expected
     assert len(made) == 3
-    models = [CausalLM.load(folder / "model") for folder in folders]
+    models = [CausalLM.from_config(LanguagePolicyConfig(), folder / "model", 0) for folder in folders]
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5)  # Adam moves by up to 3e-4
 
@@ -55,7 +56,7 @@ def test_trl_trains_on_the_prompts_of_each_step(work, tmp_path):
     steps = bench_llm.run_arm("trl_1", replace(work, steps=2), tmp_path)
     assert len(steps) == 2
     assert all(4 * 4 <= step.tokens <= 4 * 4 * 8 for step in steps)
-    CausalLM.load(tmp_path / "model")
+    CausalLM.from_config(LanguagePolicyConfig(), tmp_path / "model", 0)
 
 
 # ---------------------------------------------------------------------------------------------------------- the numbers

@@ -1,4 +1,4 @@
-"""A calculator for the model's turns (`tool._target_=rlinf_embodied.reasoning.calculator.calculate`)."""
+"""A calculator for the model's turns (`tool._target_=experiments.examples.calculator.calculate`)."""
 
 from __future__ import annotations
 
