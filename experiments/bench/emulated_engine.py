@@ -22,7 +22,7 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.randomness import normal, words
 from rlinf_embodied.reasoning.batch import GenerationBlock
-from rlinf_embodied.reasoning.engine import EngineStats, Generated
+from rlinf_embodied.reasoning.engine import Generated
 from rlinf_embodied.telemetry.progress import report_progress
 
 _MOMENT_S = 0.01  # that `poll` waits at most
@@ -64,13 +64,12 @@ class EmulatedEngine:
         self._advance()
         first, most = self._next, requests.sampling.max_new_tokens
         for prompt in requests.prompts:
-            for sample in range(prompt.sample, prompt.sample + requests.group_size):
-                key = (prompt.id, sample, prompt.place)
-                drawn = float(normal(requests.seed, f"length/{requests.purpose}", *key))
-                wanted, room = math.ceil(self.median * math.exp(self.spread * drawn)), prompt.room or most
-                row = _Row(self._next, min(wanted, room), wanted <= room, key)
-                self._waiting.append(row)
-                self._next += 1
+            key = (prompt.id, prompt.sample, prompt.place)
+            drawn = float(normal(requests.seed, f"length/{requests.purpose}", *key))
+            wanted, room = math.ceil(self.median * math.exp(self.spread * drawn)), prompt.room or most
+            row = _Row(self._next, min(wanted, room), wanted <= room, key)
+            self._waiting.append(row)
+            self._next += 1
         self._admit()
         return [*range(first, self._next)]
 
@@ -104,8 +103,8 @@ class EmulatedEngine:
             row.versions += [self.version] * (int(row.done) - len(row.versions))
         self.version = version
 
-    def stats(self) -> EngineStats:
-        return EngineStats(len(self._live), len(self._waiting))
+    def stats(self) -> tuple[int, int]:
+        return len(self._live), len(self._waiting)
 
     def close(self) -> None:
         self._live, self._waiting, self._ended = [], deque(), []

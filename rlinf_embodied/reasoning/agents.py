@@ -32,7 +32,7 @@ from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import ChatMessage, PromptCodec
 from rlinf_embodied.plug_ins import load_plug_in
-from rlinf_embodied.reasoning.batch import Prompt, PromptedProblem, Turn
+from rlinf_embodied.reasoning.batch import Prompt, PromptedProblem
 from rlinf_embodied.reasoning.engine import Generated
 from rlinf_embodied.reasoning.episodes import Episode, Episodes
 from rlinf_embodied.telemetry.progress import report_progress
@@ -156,7 +156,7 @@ class AgentEpisodes(Episodes):
         with self._changed:
             return not self._pending and super().over
 
-    def turn(self, wait: bool = True) -> Turn | None:
+    def turn(self, wait: bool = True) -> dict[int, Prompt]:
         """Returns the prompts of new requests; with `wait` once every agent has sent a request or ended."""
         with self._changed:
             while working := [k for k, e in enumerate(self.episodes) if not e.over and k not in self._pending]:
@@ -172,7 +172,7 @@ class AgentEpisodes(Episodes):
                 report_progress()
             prompts = {k: prompt for k, prompt in sorted(self._pending.items()) if k not in self._submitted}
             self._submitted |= prompts.keys()
-            return Turn(tuple(prompts.values()), 1, tuple(prompts)) if prompts else None
+            return prompts
 
     def take(self, rows: Mapping[int, Generated]) -> None:
         with self._changed:

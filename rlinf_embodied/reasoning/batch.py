@@ -22,14 +22,14 @@ from rlinf_embodied.telemetry.progress import report_progress
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, for example Prompt(17, (5, 6, 2)).
+    """A prompt of one completion, for example Prompt(17, (5, 6, 2)).
 
-    The id, which is unique within the run's data, keys the noise of its completions, together with sample and position.
+    The id, which is unique within the run's data, keys the noise of the completion, together with sample and position.
     """
 
     id: int
     tokens: tuple[int, ...]
-    sample: int = 0  # index of the first of its samples; a later turn of an episode has one sample, with its index
+    sample: int = 0  # index among the samples of the problem
     place: int = 0  # position of the next token: number of tokens of the episode so far, without the first prompt
     room: int | None = None  # largest number of new tokens; None: max_new_tokens
 
@@ -40,13 +40,12 @@ Batch = tuple[tuple[PromptedProblem, ...], ...]  # the problems of neighbouring 
 
 @dataclass(frozen=True, slots=True)
 class GenerationBlock:
-    """A request to generate G samples of each prompt; an end token, a stop string or the length limit ends a sample.
+    """A request to continue prompts; an end token, a stop string or the length limit ends a continuation.
 
     The uniforms are keyed by (seed, purpose, iteration, prompt id, sample, position).
     """
 
     prompts: tuple[Prompt, ...]
-    group_size: int  # G
     sampling: GenerationConfig  # its max_num_seqs is S, the number of rows that decode together
     seed: int
     iteration: int
@@ -55,15 +54,6 @@ class GenerationBlock:
 
 
 # ------------------------------------------------------------------------------------------------- between the stages
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Prompts of one turn of episodes, of which the model generates `group_size` samples each."""
-
-    prompts: tuple[Prompt, ...]
-    group_size: int
-    numbers: tuple[int, ...]  # index of the episode of each sample, prompt by prompt
-
-
 @dataclass(frozen=True, slots=True)
 class Completions:
     """The completions of a block: G samples of each of K problems, in B rows.

@@ -48,14 +48,6 @@ class GeneratedTurn:
     load: EngineLoad
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Current load of an engine."""
-
-    decoding: int  # rows
-    waiting: int  # rows without a slot
-
-
 @runtime_checkable
 class Engine(Protocol):
     """An engine in a worker; all calls come from one thread."""
@@ -63,7 +55,7 @@ class Engine(Protocol):
     version: int  # of the weights that it samples with
 
     def submit(self, requests: GenerationBlock) -> list[int]:
-        """Adds K prompts with G samples each; returns the numbers of the rows, prompt by prompt.
+        """Adds a row for each prompt; returns the numbers of the rows.
 
         Numbers are never used twice.
         """
@@ -97,7 +89,9 @@ class Engine(Protocol):
         """Continues decoding after `pause`."""
         ...
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> tuple[int, int]:
+        """Returns the numbers of rows that decode, and that wait for a slot."""
+        ...
 
     def close(self) -> None:
         """Frees processes and memory."""
@@ -131,13 +125,12 @@ def update(engine: Engine, version: int, policy: LanguagePolicy) -> None:
 def poll(engine: Engine, load: EngineLoad) -> list[Generated]:
     """Polls an engine, and adds the interval to `load`."""
     start, rows = time.perf_counter(), engine.poll()
-    stats = engine.stats()
-    load.add(time.perf_counter() - start, stats.decoding, stats.waiting, len(rows))
+    load.add(time.perf_counter() - start, *engine.stats(), len(rows))
     return rows
 
 
 def generate(engine: Engine, requests: GenerationBlock, load: EngineLoad | None = None) -> list[Generated]:
-    """Returns the finished rows of requests, prompt by prompt; adds the polls to `load`."""
+    """Returns the finished row of each prompt; adds the polls to `load`."""
     numbers, finished, load = engine.submit(requests), dict[int, Generated](), load or EngineLoad()
     while not finished.keys() >= set(numbers):
         finished |= {row.row: row for row in poll(engine, load)}

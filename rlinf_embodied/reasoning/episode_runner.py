@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from rlinf_embodied.config import Late, MathConfig
 from rlinf_embodied.interfaces.language import PromptCodec
-from rlinf_embodied.reasoning.batch import Completions, EngineLoad, GenerationBlock, PromptedProblem, Turn
+from rlinf_embodied.reasoning.batch import Completions, EngineLoad, GenerationBlock, Prompt, PromptedProblem
 from rlinf_embodied.reasoning.engine import Engine, Generated, poll
 from rlinf_embodied.reasoning.episodes import Episodes, completions_of, episodes_of
 from rlinf_embodied.reasoning.tool_calls import ToolCalls
@@ -113,12 +113,14 @@ class EpisodeRunner:
 
     def advance(self) -> None:
         """Submits the turns that are ready, and polls the engine once."""
-        ready: dict[tuple[int, int], list[tuple[Unit, Turn]]] = {}
+        ready: dict[int, dict[tuple[Unit, int], Prompt]] = {}
         for unit in self._units:
-            if (turn := unit.episodes.turn(wait=False)) is not None:
-                ready.setdefault((unit.iteration, turn.group_size), []).append((unit, turn))
-        for (iteration, group_size), turns in ready.items():
-            self._submit(turns, iteration, group_size)
+            if turn := unit.episodes.turn(wait=False):
+                ready.setdefault(unit.iteration, {}).update({(unit, k): prompt for k, prompt in turn.items()})
+        for iteration, prompts in ready.items():
+            settings = self._config.generation, self._config.run.seed, iteration
+            numbers = self._engine.submit(GenerationBlock(tuple(prompts.values()), *settings))
+            self._rows |= zip(numbers, prompts, strict=True)
         finished = poll(self._engine, self.load)
         generated: dict[Unit, dict[int, Generated]] = {}
         for row in finished:
@@ -130,12 +132,6 @@ class EpisodeRunner:
         if not self._rows and not finished:
             time.sleep(_IDLE_S)
             report_progress()  # calls of tools have separate time limits
-
-    def _submit(self, turns: Sequence[tuple[Unit, Turn]], iteration: int, group_size: int) -> None:
-        prompts = tuple(prompt for _, turn in turns for prompt in turn.prompts)
-        requests = GenerationBlock(prompts, group_size, self._config.generation, self._config.run.seed, iteration)
-        owners = [(unit, number) for unit, turn in turns for number in turn.numbers]
-        self._rows |= zip(self._engine.submit(requests), owners, strict=True)
 
     def _abandon(self, units: Sequence[Unit]) -> None:
         rows = [row for row, (unit, _) in self._rows.items() if unit in units]

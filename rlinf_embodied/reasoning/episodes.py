@@ -30,7 +30,6 @@ from rlinf_embodied.reasoning.batch import (
     GenerationBlock,
     Prompt,
     PromptedProblem,
-    Turn,
     generation_report,
 )
 from rlinf_embodied.reasoning.engine import Engine, Generated, GeneratedTurn, generate
@@ -69,8 +68,8 @@ class Episode:
         `max_new_tokens` limits the continuation of a row, or with `each_turn` every turn; `max_row_tokens` limits a row
         with its prompt (None: no limit).
         """
-        self.problem, self.first = prompted
-        self.sample, self.rows, self.turns = sample, list[Row](), 0
+        self.problem, self.first = prompted[0], replace(prompted[1], sample=sample)
+        self.rows, self.turns = list[Row](), 0
         self.over = False  # whether there will be no further turn
         self.text = ""  # of the last turn
         self.agent_reward: float | None = None  # None: the reward stage scores the episode
@@ -99,7 +98,7 @@ class Episode:
         row.versions += row.versions[-1:] * len(inserted)
         row.ended = False
         place = sum(len(earlier.tokens) for earlier in self.rows)
-        return Prompt(self.first.id, (*row.prompt, *row.tokens), self.sample, place, room)
+        return replace(self.first, tokens=(*row.prompt, *row.tokens), place=place, room=room)
 
     def add(self, generated: Generated) -> None:
         """Adds a generated turn."""
@@ -124,11 +123,11 @@ class Episodes:
         """Whether all episodes have ended."""
         return all(episode.over for episode in self.episodes)
 
-    def turn(self, wait: bool = True) -> Turn | None:
-        """Returns the prompts of the next turn.
+    def turn(self, wait: bool = True) -> dict[int, Prompt]:
+        """Returns the prompts of the next turn by episode number, in ascending order.
 
-        With `wait` all episodes finish a turn before any is answered, and None means that all have ended.  Without it
-        the turn has the prompts that are ready, and None means that none is.
+        With `wait` all episodes finish a turn before any is answered, and there is no prompt once all have ended.
+        Without it the turn has the prompts that are ready.
         """
         raise NotImplementedError
 
@@ -158,19 +157,17 @@ class ToolEpisodes(Episodes):
         """Creates the episodes; `config` limits turns and tokens, `calls` answers the turns."""
         limits = config.generation.max_new_tokens, codec.context_length
         super().__init__([Episode(p, g, codec, *limits, each_turn=False) for p in problems for g in range(group_size)])
-        self._problems, self._group_size = problems, group_size
         self._calls, self._max_turns = calls, config.tool.num_turns
         self._codec, self._template = codec, PromptTemplate.of(config.data)
         self._chats: dict[int, list[ChatMessage]] = {}  # by number, of the episodes that the tool has answered
         self._answers: Answers = Answers()
         self._pending = 0  # calls of the tool without an answer
 
-    def turn(self, wait: bool = True) -> Turn | None:
+    def turn(self, wait: bool = True) -> dict[int, Prompt]:
         if not self.episodes[0].rows:
             for episode in self.episodes:
                 episode.rows.append(Row(episode.first.tokens))
-            first_prompts = tuple(prompt for _, prompt in self._problems)
-            return Turn(first_prompts, self._group_size, tuple(range(len(self.episodes))))
+            return {number: episode.first for number, episode in enumerate(self.episodes)}
         prompts: dict[int, Prompt] = {}
         while self._pending and self._calls is not None:
             answered = self._calls.next_answer(self._answers, wait)
@@ -183,8 +180,7 @@ class ToolEpisodes(Episodes):
                 self.episodes[number].over = True
             else:
                 prompts[number] = prompt
-        numbers = tuple(sorted(prompts))
-        return Turn(tuple(prompts[number] for number in numbers), 1, numbers) if prompts else None
+        return dict(sorted(prompts.items()))
 
     def _next_prompt(self, number: int, answer: str) -> Prompt | None:
         """Returns the prompt of an episode's next turn; None if there is no room for it."""
@@ -232,12 +228,12 @@ def completions_of(episodes: Sequence[Episode], group_size: int, version: int) -
     )
 
 
-def run_episodes(engine: Engine, episodes: Episodes, block: GenerationBlock) -> Completions:
+def run_episodes(engine: Engine, episodes: Episodes, group_size: int, block: GenerationBlock) -> Completions:
     """Runs episodes to their end in this process; `block` has the sampling and the keys of the noise."""
-    while (turn := episodes.turn()) is not None:
-        requests = replace(block, prompts=turn.prompts, group_size=turn.group_size)
-        episodes.take(dict(zip(turn.numbers, generate(engine, requests), strict=True)))
-    return completions_of(episodes.finished(), block.group_size, engine.version)
+    while turn := episodes.turn():
+        requests = replace(block, prompts=tuple(turn.values()))
+        episodes.take(dict(zip(turn, generate(engine, requests), strict=True)))
+    return completions_of(episodes.finished(), group_size, engine.version)
 
 
 def episodes_of(
@@ -270,7 +266,7 @@ class EpisodeStage(PromptStage):
         self._loads: dict[int, list[EngineLoad]] = {}  # by block
         self._version = 0
 
-    def open(self, step_context: StepContext, blocks: Sequence[int]) -> Mapping[int, Turn | None]:
+    def open(self, step_context: StepContext, blocks: Sequence[int]) -> Mapping[int, Mapping[int, Prompt]]:
         """Returns each block's first turn."""
         config, codec = self._config, self._prompts.codec
         for block in blocks:
@@ -282,14 +278,15 @@ class EpisodeStage(PromptStage):
             self._loads[block] = []
         return {block: self._episodes[block].turn() for block in blocks}
 
-    def step(self, step_context: StepContext, answers: Mapping[int, GeneratedTurn | None]) -> Mapping[int, Turn | None]:
-        """Takes each block's turn; returns its next one, None if its episodes have ended."""
+    def step(
+        self, step_context: StepContext, answers: Mapping[int, GeneratedTurn]
+    ) -> Mapping[int, Mapping[int, Prompt]]:
+        """Takes each block's turn; returns its next one, without prompts if its episodes have ended."""
         for block, answer in answers.items():
-            if answer is not None:
-                self._version = answer.version
-                self._episodes[block].take(answer.rows)
-                self._loads[block].append(answer.load)
-        return {block: None if a is None else self._episodes[block].turn() for block, a in answers.items()}
+            self._version = answer.version
+            self._episodes[block].take(answer.rows)
+            self._loads[block].append(answer.load)
+        return {block: self._episodes[block].turn() for block in answers}
 
     def close(self, step_context: StepContext, blocks: Mapping[int, None]) -> Output:
         """Returns the Completions of each block."""

@@ -172,9 +172,9 @@ class AnswerStage(LanguageStage):
     def _answer(self, problem_set: ProblemSet, problems: Sequence[PromptedProblem]) -> Completions:
         policy, size, config, name = self._shared.policy, problem_set.num_samples, problem_set.config, problem_set.name
         purpose = "evaluation" if name in (GREEDY, SAMPLED) else f"evaluation/{name}"
-        requests = GenerationBlock((), size, config.generation, config.run.seed, 0, purpose, problem_set.greedy)
+        requests = GenerationBlock((), config.generation, config.run.seed, 0, purpose, problem_set.greedy)
         with closing(episodes_of(problems, size, config, policy.codec, self._calls)) as episodes:
-            return run_episodes(ExactEngine(policy, self._shared.version), episodes, requests)
+            return run_episodes(ExactEngine(policy, self._shared.version), episodes, size, requests)
 
     def _score(self, problem_set: ProblemSet, block: int, completions: Completions) -> Iterator[ScoredGroup]:
         """Yields the groups of a block with majorities, and a sample for each of the first greedy problems."""

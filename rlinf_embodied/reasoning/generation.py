@@ -1,16 +1,16 @@
 """The exact engine: batched generation with continuous batching, in the worker itself.
 
-    requests   prompt 0 x G samples | prompt 1 x G samples | ...       rows, in the order in which they get a slot
+    requests   samples of problem 0 | samples of problem 1 | ...       rows, in the order in which they get a slot
     slots      at most S decoding rows, one token each per step; a row that ends hands its slot to the next waiting
                row; if none waits, the last row moves into the gap, so that a step computes decoding rows only
     poll       makes one step
 
-A prompt is prefilled once, and its keys and values are copied to its G samples.  A row's uniforms are keyed by (seed,
-iteration, prompt id, sample, position), so they depend neither on other rows nor on the worker that decodes.  The *last
-bits* of a row's log-probs depend on the number of rows and columns of each step, since matrix products of other shapes
-are summed in another order.  For requests that are submitted to an idle engine these numbers are a function of the
-requests and of S.  Another S, or requests that join unfinished ones, may change log-probs by some 1e-6, and a token
-whose uniform falls that close to the border between two tokens.
+The first prompt of a problem is prefilled once, and its keys and values are copied to all samples.  A row's uniforms
+are keyed by (seed, iteration, prompt id, sample, position), so they depend neither on other rows nor on the worker that
+decodes.  The *last bits* of a row's log-probs depend on the number of rows and columns of each step, since matrix
+products of other shapes are summed in another order.  For requests that are submitted to an idle engine these numbers
+are a function of the requests and of S.  Another S, or requests that join unfinished ones, may change log-probs by some
+1e-6, and a token whose uniform falls that close to the border between two tokens.
 
 Log-probs are those of the whole vocabulary at the temperature, as training computes them, also if top_k, top_p or
 min_p exclude tokens.  A completion ends with the token that completes a stop string in its text: its tokens are the
@@ -35,8 +35,8 @@ from rlinf_embodied.algorithms.log_probs import inverse_cdf, log_softmax, trunca
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock
-from rlinf_embodied.reasoning.engine import EngineStats, Generated
+from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt
+from rlinf_embodied.reasoning.engine import Generated
 from rlinf_embodied.telemetry.progress import report_progress
 
 
@@ -45,7 +45,7 @@ class _Rows:
     """All N rows of the engine; T is max_new_tokens."""
 
     numbers: list[int]  # as `submit` returned them
-    prompts: list[tuple[int, ...]]
+    prompts: list[Prompt]
     uniforms: Tensor  # float32 [N, T]
     room: Tensor  # int64 [N], largest length
     tokens: Tensor  # int64 [N, T], sampled so far
@@ -56,14 +56,13 @@ class _Rows:
 
     @staticmethod
     def of(requests: GenerationBlock, first_number: int, pad_id: int, device: torch.device) -> _Rows:
-        """Returns the rows of requests, prompt by prompt, before their first token."""
-        prompts = [prompt for prompt in requests.prompts for _ in range(requests.group_size)]
-        size, length = len(prompts), requests.sampling.max_new_tokens
+        """Returns the rows of requests before their first token."""
+        size, length = len(requests.prompts), requests.sampling.max_new_tokens
         return _Rows(
             numbers=[*range(first_number, first_number + size)],
-            prompts=[prompt.tokens for prompt in prompts],
+            prompts=[*requests.prompts],
             uniforms=_uniforms(requests).to(device),
-            room=torch.tensor([length if p.room is None else p.room for p in prompts], device=device),
+            room=torch.tensor([length if p.room is None else p.room for p in requests.prompts], device=device),
             tokens=torch.full((size, length), pad_id, device=device),
             log_probs=torch.zeros(size, length, device=device),
             versions=torch.zeros(size, length, dtype=torch.long, device=device),
@@ -79,9 +78,10 @@ class _Rows:
 
         return _Rows(*(joined(getattr(self, field.name), getattr(new, field.name)) for field in fields(self)))
 
-    def sequence(self, row: int) -> tuple[int, ...]:
-        """Returns the prompt and the tokens sampled so far."""
-        return *self.prompts[row], *self.tokens[row, : int(self.lengths[row])].tolist()
+    def sequence(self, row: int) -> tuple[tuple[int, int], tuple[int, ...]]:
+        """Returns a key and all tokens so far; samples of one problem have the same key in their first turn."""
+        prompt, sampled = self.prompts[row], self.tokens[row, : int(self.lengths[row])].tolist()
+        return (prompt.id, prompt.sample if prompt.place else 0), (*prompt.tokens, *sampled)
 
 
 class ExactEngine:
@@ -102,7 +102,7 @@ class ExactEngine:
 
     def _clear(self) -> None:
         self._device = next(self._policy.module.parameters()).device
-        self._waiting: deque[tuple[tuple[int, ...], list[int]]] = deque()  # prompts to prefill, and their rows
+        self._waiting: deque[int] = deque()  # rows to prefill
         self._drop_cache()
 
     def _drop_cache(self) -> None:
@@ -123,7 +123,7 @@ class ExactEngine:
             assert (requests.sampling, requests.greedy) == (self._requests.sampling, self._requests.greedy)
             self._rows = self._rows.extended(kept, new)
             index = {row: place for place, row in enumerate(kept)}
-            self._waiting = deque((prompt, [index[row] for row in rows]) for prompt, rows in self._waiting)
+            self._waiting = deque(index[row] for row in self._waiting)
             self._prefilled = deque((prompt, index[row]) for prompt, row in self._prefilled)
             self._row_of = torch.tensor(
                 [index[r] for r in self._row_of.tolist()], dtype=torch.long, device=self._device
@@ -131,10 +131,7 @@ class ExactEngine:
         else:
             self._clear()
             self._rows, self._requests = new, requests
-        row, size = len(kept), requests.group_size
-        for prompt in requests.prompts:
-            self._waiting.append((prompt.tokens, [*range(row, row + size)]))
-            row += size
+        self._waiting += range(len(kept), len(kept) + len(new.numbers))
         self._reserve(requests.sampling.max_num_seqs)
         return new.numbers
 
@@ -142,7 +139,7 @@ class ExactEngine:
         """Sets the size of the cache; one that is too small is dropped."""
         rooms = self._rows.room.tolist()
         slots = min(max_num_seqs, len(rooms))
-        width = max(len(prompt) + room for prompt, room in zip(self._rows.prompts, rooms, strict=True))
+        width = max(len(prompt.tokens) + room for prompt, room in zip(self._rows.prompts, rooms, strict=True))
         if self._decoder is not None and (slots > self._slots or width > self._width):
             self._prefill_again()
         if self._decoder is None:
@@ -150,13 +147,11 @@ class ExactEngine:
 
     def _unfinished(self) -> list[int]:
         """Returns the rows that have not ended, in ascending order."""
-        waiting = [row for _, rows in self._waiting for row in rows]
-        return sorted([*self._row_of.tolist(), *(row for _, row in self._prefilled), *waiting])
+        return sorted([*self._row_of.tolist(), *(row for _, row in self._prefilled), *self._waiting])
 
     def abort(self, rows: Collection[int]) -> list[Generated]:
         aborted = {row for row in self._unfinished() if self._rows.numbers[row] in rows}
-        waiting = ((prompt, [row for row in group if row not in aborted]) for prompt, group in self._waiting)
-        self._waiting = deque((prompt, group) for prompt, group in waiting if group)
+        self._waiting = deque(row for row in self._waiting if row not in aborted)
         self._prefilled = deque((prompt, row) for prompt, row in self._prefilled if row not in aborted)
         gaps = [slot for slot, row in enumerate(self._row_of.tolist()) if row in aborted]
         with torch.inference_mode():
@@ -174,9 +169,8 @@ class ExactEngine:
         self._policy, self.version = policy, version
         self._prefill_again()
 
-    def stats(self) -> EngineStats:
-        waiting = len(self._prefilled) + sum(len(rows) for _, rows in self._waiting)
-        return EngineStats(len(self._row_of), waiting)
+    def stats(self) -> tuple[int, int]:
+        return len(self._row_of), len(self._prefilled) + len(self._waiting)
 
     def close(self) -> None:
         self._clear()
@@ -286,17 +280,18 @@ class ExactEngine:
         if self._decoder is None:
             self._decoder = self._policy.decoder(self._slots, self._width)
             self._eos = torch.tensor(self._policy.spec.eos_ids, device=self._device)
-        prompts: list[tuple[int, ...]] = []
-        while self._waiting and len(self._prefilled) < self._slots:
-            prompt, rows = self._waiting.popleft()
-            self._prefilled += [(len(prompts), row) for row in rows]
-            prompts.append(prompt)
-        self._prefix = self._decoder.prefill(prompts)
+        numbers = dict[tuple[tuple[int, int], tuple[int, ...]], int]()  # of sequences in the prefix
+        while self._waiting:
+            sequence = self._rows.sequence(self._waiting[0])
+            if len(self._prefilled) >= self._slots and sequence not in numbers:
+                break
+            self._prefilled.append((numbers.setdefault(sequence, len(numbers)), self._waiting.popleft()))
+        self._prefix = self._decoder.prefill([tokens for _, tokens in numbers])
 
     def _prefill_again(self) -> None:
         """Drops the cache, and queues its rows in front of the waiting ones, those that decode first."""
         rows = [*self._row_of.tolist(), *(row for _, row in self._prefilled)]
-        self._waiting = deque([*((self._rows.sequence(row), [row]) for row in rows), *self._waiting])
+        self._waiting = deque([*rows, *self._waiting])
         self._drop_cache()
 
     def _compact(self, gaps: Tensor) -> None:
@@ -315,11 +310,8 @@ class ExactEngine:
 
 
 def _uniforms(requests: GenerationBlock) -> Tensor:
-    """Returns the uniforms of each row's tokens, float32 [K x G, max_new_tokens]."""
-    prompts, length = requests.prompts, requests.sampling.max_new_tokens
-    column = lambda values: np.array(values)[:, None, None]  # noqa: E731
-    samples = column([p.sample for p in prompts]) + np.arange(requests.group_size)[:, None]
-    positions = column([p.place for p in prompts]) + np.arange(length)
-    ids = column([p.id for p in prompts])
-    uniforms = uniform(requests.seed, requests.purpose, requests.iteration, ids, samples, positions)
-    return torch.from_numpy(uniforms).flatten(0, 1)
+    """Returns the uniforms of each row's tokens, float32 [N, max_new_tokens]."""
+    column = lambda name: np.array([getattr(prompt, name) for prompt in requests.prompts])[:, None]  # noqa: E731
+    positions = column("place") + np.arange(requests.sampling.max_new_tokens)
+    key = requests.iteration, column("id"), column("sample"), positions
+    return torch.from_numpy(uniform(requests.seed, requests.purpose, *key))

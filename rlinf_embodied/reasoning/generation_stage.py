@@ -30,7 +30,7 @@ from rlinf_embodied.reasoning.batch import (
     EngineLoad,
     GenerationBlock,
     LogProbs,
-    Turn,
+    Prompt,
     all_log_probs,
     generation_report,
 )
@@ -96,19 +96,18 @@ class GenerationStage(LanguageStage):
         return Output(outputs, generation_report(outputs.values(), finish_s, [runner.load.take()]))
 
     # ----------------------------------------------------------------------------------- in a loop with EpisodeStage
-    def step(self, step_context: StepContext, turns: Mapping[int, Turn | None]) -> Mapping[int, GeneratedTurn | None]:
+    def step(self, step_context: StepContext, turns: Mapping[int, Mapping[int, Prompt]]) -> Mapping[int, GeneratedTurn]:
         """Generates a turn of each block.
 
         Only the rows of one block decode together, so that the plan has no influence.
         """
         update(self._engine, self._shared.version, self._shared.policy)
-        return {block: None if turn is None else self._generate(step_context, turn) for block, turn in turns.items()}
-
-    def _generate(self, step_context: StepContext, turn: Turn) -> GeneratedTurn:
-        sampling, seed = self._config.generation, self._config.run.seed
-        requests = GenerationBlock(turn.prompts, turn.group_size, sampling, seed, step_context.iteration)
-        rows = dict(zip(turn.numbers, generate(self._engine, requests, self._load), strict=True))
-        return GeneratedTurn(rows, self._engine.version, self._load.take())
+        settings, answers = (self._config.generation, self._config.run.seed, step_context.iteration), {}
+        for block, turn in turns.items():
+            requests = GenerationBlock(tuple(turn.values()), *settings)
+            rows = generate(self._engine, requests, self._load) if turn else []
+            answers[block] = GeneratedTurn(dict(zip(turn, rows, strict=True)), self._engine.version, self._load.take())
+        return answers
 
     def close(self, step_context: StepContext, last: Mapping[int, object]) -> Output:
         """Returns nothing: EpisodeStage has the episodes."""

@@ -31,7 +31,7 @@ from rlinf_embodied.errors import ConfigError, WorkerError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.randomness import words
 from rlinf_embodied.reasoning.batch import GenerationBlock
-from rlinf_embodied.reasoning.engine import EngineStats, Generated
+from rlinf_embodied.reasoning.engine import Generated
 from rlinf_embodied.telemetry.progress import report_progress
 
 _LOG = logging.getLogger(__name__)
@@ -92,12 +92,11 @@ class VllmEngine:
         numbers = []
         for prompt in requests.prompts:
             max_tokens = requests.sampling.max_new_tokens if prompt.room is None else prompt.room
-            for sample in range(prompt.sample, prompt.sample + requests.group_size):
-                key = requests.iteration, prompt.id, sample, prompt.place
-                seed = int(words(requests.seed, requests.purpose, *key)) >> 2  # vLLM's seeds have 63 bits
-                numbers.append(self._next_number)
-                self._rows[self._next_number] = _Row(list(prompt.tokens), max_tokens, seed)
-                self._next_number += 1
+            key = requests.iteration, prompt.id, prompt.sample, prompt.place
+            seed = int(words(requests.seed, requests.purpose, *key)) >> 2  # vLLM's seeds have 63 bits
+            numbers.append(self._next_number)
+            self._rows[self._next_number] = _Row(list(prompt.tokens), max_tokens, seed)
+            self._next_number += 1
         self._submit(numbers)
         return numbers
 
@@ -144,9 +143,9 @@ class VllmEngine:
         while not self._loaded:
             self._receive(_WAIT_S)
 
-    def stats(self) -> EngineStats:
+    def stats(self) -> tuple[int, int]:
         decoding = sum(bool(row.tokens) for row in self._rows.values())
-        return EngineStats(decoding, len(self._rows) - decoding)
+        return decoding, len(self._rows) - decoding
 
     def close(self) -> None:
         self._server.kill()

@@ -103,7 +103,7 @@ def run(policy: CausalLM, agent: str, *overrides: str) -> tuple[MathConfig, Comp
         for problem in PROBLEMS
     ]
     with closing(episodes_of(asked, 4, config, policy.codec)) as episodes:
-        return config, run_episodes(ExactEngine(policy), episodes, GenerationBlock((), 4, config.generation, 9, 2))
+        return config, run_episodes(ExactEngine(policy), episodes, 4, GenerationBlock((), config.generation, 9, 2))
 
 
 def test_rows_are_what_was_sampled_with_the_advantage_of_their_episode(policy) -> None:

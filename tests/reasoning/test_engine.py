@@ -53,15 +53,18 @@ def policies() -> tuple[CausalLM, CausalLM]:
 
 
 def requests(policy: CausalLM, problems: list[Problem] = PROBLEMS, **changes) -> GenerationBlock:
-    prompts = tuple(
-        Prompt(problem.id, tuple(policy.codec.encode_chat(policy.codec.chat(problem.question)))) for problem in problems
-    )
-    return replace(GenerationBlock(prompts, 2, SAMPLING, 9, 2), **changes)
+    prompts = tuple(replace(prompt, sample=sample) for _, prompt in with_prompts(policy, problems) for sample in (0, 1))
+    return replace(GenerationBlock(prompts, SAMPLING, 9, 2), **changes)
+
+
+def with_prompts(policy: CausalLM, problems: list[Problem]) -> list[PromptedProblem]:
+    encode = lambda text: tuple(policy.codec.encode_chat(policy.codec.chat(text)))  # noqa: E731
+    return [(problem, Prompt(problem.id, encode(problem.question))) for problem in problems]
 
 
 def ended(engine: Engine) -> dict[int, Generated]:
     found: dict[int, Generated] = {}
-    while engine.stats().decoding or engine.stats().waiting:
+    while any(engine.stats()):
         found |= {row.row: row for row in engine.poll()}
     return found
 
@@ -131,10 +134,7 @@ def test_versions_say_which_weights_sampled_each_token(policies) -> None:
 
 
 def _sequences(policy: CausalLM, rows: dict[int, Generated]) -> TokenBatch:
-    prompts = [
-        tuple(policy.codec.encode_chat(policy.codec.chat(PROBLEMS[number // 2].question))) for number in sorted(rows)
-    ]
-    return TokenBatch.of(prompts, tokens_of(rows))
+    return TokenBatch.of([prompt.tokens for prompt in requests(policy).prompts], tokens_of(rows))
 
 
 def test_an_aborted_row_continues_elsewhere_with_the_same_noise(policies) -> None:
@@ -145,13 +145,13 @@ def test_an_aborted_row_continues_elsewhere_with_the_same_noise(policies) -> Non
     engine.pause()
     parts = {row.row: row for row in engine.abort(range(12))}
     assert found.keys() | parts.keys() == set(range(12))
-    assert engine.stats().decoding == engine.stats().waiting == 0
+    assert engine.stats() == (0, 0)
     engine.resume()
     for number, part in parts.items():
-        first = requests(policy).prompts[number // 2]
+        first = requests(policy).prompts[number]
         said, left = part.tokens.tolist(), SAMPLING.max_new_tokens - len(part.tokens)
-        prompt = Prompt(first.id, (*first.tokens, *said), number % 2, len(said), left)
-        (rest,) = ended_of(engine, requests(policy, prompts=(prompt,), group_size=1)).values()
+        prompt = replace(first, tokens=(*first.tokens, *said), place=len(said), room=left)
+        (rest,) = ended_of(engine, requests(policy, prompts=(prompt,))).values()
         assert [*said, *rest.tokens.tolist()] == whole[number].tokens.tolist()
 
 
@@ -226,11 +226,7 @@ def free_config(*overrides: str):
 
 
 def asked(policy: CausalLM, numbers: range) -> list[PromptedProblem]:
-    problems = [Problem(i, f"{1 + i % 9}+4=", "5", None, "sum", "sum1-1-9") for i in numbers]
-    return [
-        (problem, Prompt(problem.id, tuple(policy.codec.encode_chat(policy.codec.chat(problem.question)))))
-        for problem in problems
-    ]
+    return with_prompts(policy, [Problem(i, f"{1 + i % 9}+4=", "5", None, "sum", "sum1-1-9") for i in numbers])
 
 
 def taken(free: EpisodeRunner, block: int) -> Completions:
@@ -244,7 +240,7 @@ def test_free_episodes_say_what_they_say_turn_by_turn(policies) -> None:
     config = free_config()
     problems = asked(policy, range(4))
     turns = episodes_of(problems, 2, config, policy.codec, ToolCalls.of(config.tool))
-    expected = run_episodes(ExactEngine(policy), turns, GenerationBlock((), 2, config.generation, config.run.seed, 0))
+    expected = run_episodes(ExactEngine(policy), turns, 2, GenerationBlock((), config.generation, config.run.seed, 0))
     free = EpisodeRunner(config, policy.codec, ExactEngine(policy))
     free.begin(0, [problems])
     taken(free, 0)

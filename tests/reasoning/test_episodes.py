@@ -67,35 +67,31 @@ def asked(policy: CausalLM) -> list[tuple[Problem, Prompt]]:
     ]
 
 
-def some(policy: CausalLM, *overrides: str) -> tuple[Episodes, GenerationBlock]:
+def some(policy: CausalLM, *overrides: str) -> tuple[Episodes, int, GenerationBlock]:
     config = tiny_math(f"tool._target_={__name__}.echo", "generation.max_new_tokens=60", *overrides)
-    block = GenerationBlock((), 3, config.generation, 9, 2)
-    return episodes_of(asked(policy), 3, config, policy.codec, ToolCalls.of(config.tool)), block
+    block = GenerationBlock((), config.generation, 9, 2)
+    return episodes_of(asked(policy), 3, config, policy.codec, ToolCalls.of(config.tool)), 3, block
 
 
 def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(policy) -> None:
-    episodes, block = some(policy)
+    episodes, _, block = some(policy)
     said: dict[tuple[int, int], list[int]] = {}  # every row's continuation by the engine and the tool, by (id, sample)
     written: dict[tuple[int, int], str] = {}  # its last turn
     turns = 0
-    while (turn := episodes.turn()) is not None:
+    while turn := episodes.turn():
         turns += 1
-        rows = generate(ExactEngine(policy), replace(block, prompts=turn.prompts, group_size=turn.group_size))
-        for k, prompt in enumerate(turn.prompts):
-            problem, start = (
-                PROBLEMS[prompt.id],
-                policy.codec.encode_chat(policy.codec.chat(PROBLEMS[prompt.id].question)),
-            )
-            for g in range(turn.group_size):
-                key = prompt.id, prompt.sample + g
-                row = said.setdefault(key, [])
-                read = list(prompt.tokens[len(start) + len(row) :])
-                assert list(prompt.tokens) == [*start, *row, *read]  # what was said, and the tool's answer
-                assert not row or policy.codec.decode(read) == echo(written[key], problem)
-                sampled = rows[k * turn.group_size + g].tokens.tolist()
-                row += [*read, *sampled]
-                written[key] = policy.codec.decode(sampled)
-        episodes.take(dict(zip(turn.numbers, rows, strict=True)))
+        rows = generate(ExactEngine(policy), replace(block, prompts=tuple(turn.values())))
+        for prompt, generated in zip(turn.values(), rows, strict=True):
+            problem, key = PROBLEMS[prompt.id], (prompt.id, prompt.sample)
+            start = policy.codec.encode_chat(policy.codec.chat(problem.question))
+            row = said.setdefault(key, [])
+            read = list(prompt.tokens[len(start) + len(row) :])
+            assert list(prompt.tokens) == [*start, *row, *read]  # what was said, and the tool's answer
+            assert not row or policy.codec.decode(read) == echo(written[key], problem)
+            sampled = generated.tokens.tolist()
+            row += [*read, *sampled]
+            written[key] = policy.codec.decode(sampled)
+        episodes.take(dict(zip(turn, rows, strict=True)))
     made = completions_of(episodes.finished(), 3, 0)
     assert turns == 4
     assert made.turns > 12
@@ -107,17 +103,18 @@ def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(pol
 
 
 def test_one_turn_is_a_completion(policy) -> None:
-    episodes, block = some(policy, "tool.max_turns=1")
-    made = run_episodes(ExactEngine(policy), episodes, block)
-    plain = generate(ExactEngine(policy), replace(block, prompts=tuple(prompt for _, prompt in asked(policy))))
+    episodes, size, block = some(policy, "tool.max_turns=1")
+    made = run_episodes(ExactEngine(policy), episodes, size, block)
+    prompts = tuple(replace(prompt, sample=g) for _, prompt in asked(policy) for g in range(size))
+    plain = generate(ExactEngine(policy), replace(block, prompts=prompts))
     assert made.rows.completions() == [row.tokens.tolist() for row in plain]
     assert torch.equal(made.log_probs, padded([row.log_probs.tolist() for row in plain], torch.float32))
     assert made.ended.tolist() == [row.ended for row in plain]
 
 
 def test_a_tools_answer_that_does_not_fit_ends_the_episode(policy) -> None:
-    episodes, block = some(policy, "generation.max_new_tokens=9")
-    made = run_episodes(ExactEngine(policy), episodes, block)
+    episodes, size, block = some(policy, "generation.max_new_tokens=9")
+    made = run_episodes(ExactEngine(policy), episodes, size, block)
     lengths = [len(row) for row in made.rows.completions()]
     assert max(lengths) <= 9
     assert made.rows.given is not None

@@ -30,12 +30,13 @@ ARCHITECTURES = [
 ]
 
 
-def block_of(lengths: list[int], group_size: int = 3, first_id: int = 40) -> GenerationBlock:
+def block_of(lengths: list[int], samples: int = 3, first_id: int = 40) -> GenerationBlock:
     prompts = [
-        Prompt(first_id + i, tuple(2 + (7 * i + 3 * j + j * j) % 23 for j in range(length)))
+        Prompt(first_id + i, tuple(2 + (7 * i + 3 * j + j * j) % 23 for j in range(length)), sample)
         for i, length in enumerate(lengths)
+        for sample in range(samples)
     ]
-    return GenerationBlock(prompts=tuple(prompts), group_size=group_size, sampling=SAMPLING, seed=3, iteration=2)
+    return GenerationBlock(prompts=tuple(prompts), sampling=SAMPLING, seed=3, iteration=2)
 
 
 def sampled(block: GenerationBlock, greedy: bool = False, **changes) -> GenerationBlock:
@@ -47,7 +48,7 @@ BLOCK = block_of([5, 2, 9, 1, 4])
 
 def run(policy, block=BLOCK) -> list[Generated]:
     rows = generate(ExactEngine(policy), block)
-    assert [row.row for row in rows] == list(range(len(block.prompts) * block.group_size))
+    assert [row.row for row in rows] == list(range(len(block.prompts)))
     return rows
 
 
@@ -58,13 +59,13 @@ def test_a_model_without_keys_and_values_of_every_token_is_refused(architecture)
 
 
 @torch.no_grad()
-def naive_completion(policy: CausalLM, prompt: Prompt, sample: int, block: GenerationBlock):
+def naive_completion(policy: CausalLM, prompt: Prompt, block: GenerationBlock):
     """One row, no cache: the whole sequence is read anew for each token."""
     tokens, log_probs = list(prompt.tokens), []
     for place in range(block.sampling.max_new_tokens):
         logits = policy.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].clone()
         logits[policy.spec.pad_id] = -torch.inf
-        u = torch.from_numpy(np.asarray(uniform(block.seed, "token", block.iteration, prompt.id, sample, place)))
+        u = torch.from_numpy(np.asarray(uniform(block.seed, "token", block.iteration, prompt.id, prompt.sample, place)))
         token = int(sample_tokens(logits, u, block.sampling.temperature))
         log_probs.append(float((logits.double() / block.sampling.temperature).log_softmax(-1)[token]))
         tokens.append(token)
@@ -75,8 +76,7 @@ def naive_completion(policy: CausalLM, prompt: Prompt, sample: int, block: Gener
 
 def assert_naive(policy, rows: list[Generated], block: GenerationBlock) -> None:
     for row in rows:
-        prompt, sample = divmod(row.row, block.group_size)
-        tokens, log_probs, ended = naive_completion(policy, block.prompts[prompt], sample, block)
+        tokens, log_probs, ended = naive_completion(policy, block.prompts[row.row], block)
         assert (row.tokens.tolist(), row.ended) == (tokens, ended)
         torch.testing.assert_close(row.log_probs, torch.tensor(log_probs), atol=1e-5, rtol=0)
 
@@ -96,15 +96,14 @@ def test_tokens_and_log_probs_are_those_of_a_naive_loop(decoder, architecture, m
 def test_greedy_tokens_are_those_of_transformers():
     policy = language_model("llama")
     rows = run(policy, sampled(BLOCK, greedy=True, max_new_tokens=20, max_num_seqs=4))
-    for k, prompt in enumerate(BLOCK.prompts):
+    for row, prompt in zip(rows, BLOCK.prompts, strict=True):
         expected = policy.model.generate(
             torch.tensor([prompt.tokens]),
             generation_config=GreedyConfig(
                 max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0, suppress_tokens=[0]
             ),
         )[0, len(prompt.tokens) :]
-        for row in rows[3 * k : 3 * k + 3]:
-            assert row.tokens.tolist() == expected.tolist()
+        assert row.tokens.tolist() == expected.tolist()
 
 
 # ----------------------------------------------------------------------------------------------------------------- ends
@@ -157,7 +156,7 @@ def recorded_and_trained(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     changes = {"max_new_tokens": length, "temperature": temperature, "top_k": top_k}
     rows = run(policy, sampled(BLOCK, **changes, max_num_seqs=6))
-    prompts = [prompt.tokens for prompt in BLOCK.prompts for _ in range(3)]
+    prompts = [prompt.tokens for prompt in BLOCK.prompts]
     batch = TokenBatch.of(prompts, [row.tokens.tolist() for row in rows])
     trained = all_log_probs(policy, batch, temperature, token_budget=100)
     return padded([row.log_probs.tolist() for row in rows], torch.float32), trained

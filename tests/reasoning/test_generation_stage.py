@@ -110,7 +110,7 @@ def test_free_blocks_are_begun_once_where_chunks_cut_their_set():
             (batch,) = cast("list[Batch]", prompts[block])
             assert isinstance(made, Completions)
             assert made.problems == tuple(problem for problem, _ in batch[block % config.blocks_per_batch])
-    assert stage._engine.stats().decoding == stage._engine.stats().waiting == 0
+    assert stage._engine.stats() == (0, 0)
 
 
 def test_sets_of_a_call_share_its_steps_on_accelerators(decoder_steps):

@@ -74,13 +74,14 @@ def engine_of(policy: CausalLM, **options: object) -> VllmEngine:
 
 
 def requests(policy: CausalLM, config: MathConfig) -> GenerationBlock:
-    prompts = tuple(Prompt(k, tuple(policy.codec.encode_chat(policy.codec.chat(f"{k}+4=")))) for k in range(3))
-    return GenerationBlock(prompts, 2, config.generation, 9, 2)
+    encode = lambda text: tuple(policy.codec.encode_chat(policy.codec.chat(text)))  # noqa: E731
+    prompts = tuple(Prompt(k, encode(f"{k}+4="), sample) for k in range(3) for sample in (0, 1))
+    return GenerationBlock(prompts, config.generation, 9, 2)
 
 
 def ended(engine: Engine) -> list[Generated]:
     rows: list[Generated] = []
-    while engine.stats().decoding or engine.stats().waiting:
+    while any(engine.stats()):
         rows += engine.poll()
     return sorted(rows, key=lambda row: row.row)
 

@@ -65,7 +65,7 @@ def backward(
 ) -> None:
     """Leaves the gradient of the summed loss in the parameters; completions without an advantage have none."""
     old = pad_sequence([row.log_probs for row in rows], batch_first=True)
-    prompts = [prompt.tokens for prompt in prompts_of(policy, problems) for _ in range(own.group)]
+    prompts = [prompt.tokens for prompt in prompts_of(policy, problems, own.group)]
     sequences = TokenBatch.of(prompts, [row.tokens.tolist() for row in rows])
     kept = advantages.nonzero()[:, 0].tolist()
     policy.module.zero_grad(set_to_none=False)

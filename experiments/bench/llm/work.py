@@ -83,18 +83,16 @@ def make_start(work: Work, steps: int = 1600, examples: int = 20_000) -> None:
 
 
 # ---------------------------------------------------------------------------------------- generation and the verifier
-def prompts_of(policy: CausalLM, problems: Sequence[Problem]) -> tuple[Prompt, ...]:
-    return tuple(
-        Prompt(problem.id, tuple(policy.codec.encode_chat(policy.codec.chat(FORM.prompt(problem)))))
-        for problem in problems
-    )
+def prompts_of(policy: CausalLM, problems: Sequence[Problem], samples: int) -> tuple[Prompt, ...]:
+    encode = lambda problem: tuple(policy.codec.encode_chat(policy.codec.chat(FORM.prompt(problem))))  # noqa: E731
+    prompts = [Prompt(problem.id, encode(problem)) for problem in problems]
+    return tuple(replace(prompt, sample=sample) for prompt in prompts for sample in range(samples))
 
 
 def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: int, index: int) -> list[Generated]:
     """Returns the completions of a step, `work.group` for each of its problems."""
     block = GenerationBlock(
-        prompts=prompts_of(policy, problems),
-        group_size=work.group,
+        prompts=prompts_of(policy, problems, work.group),
         sampling=GenerationConfig(
             max_new_tokens=work.new_tokens, temperature=work.temperature or 1.0, max_num_seqs=slots
         ),
