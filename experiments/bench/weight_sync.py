@@ -1,24 +1,31 @@
 """What travels from a learner to generation: the share of the bytes in float32 and bfloat16, update by update.
 
-python -m experiments.bench.weight_sync folder=models/smollm2 [updates=20] [lr=1e-6]
+python -m experiments.bench.weight_sync folder=models/smollm2 [updates=20] [lr=1e-6] [part_mb=268]
 
-makes policy-gradient updates with Adam on sums, with advantages of +1 and -1, and sends the weights after each one
+prints the process's peak memory over its models while float32 weights are sent at once and in parts.  Then it makes
+policy-gradient updates with Adam on sums, with advantages of +1 and -1, and sends the weights after each one
 (learning/weights.py) to a copy in each precision, which must then have the bits of the learner's weights, rounded.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from rlinf_embodied.command_line import main
 from rlinf_embodied.config import LanguagePolicyConfig
+from rlinf_embodied.execution.executor import PART_BYTES
+from rlinf_embodied.execution.meter import Meter
 from rlinf_embodied.interfaces.language import TokenBatch
-from rlinf_embodied.learning.weights import WeightsSender, install_weights
+from rlinf_embodied.learning.weights import WeightsSender, export_weights, install_weights, state_bytes
 from rlinf_embodied.reasoning.policy_folder import load_policy
+from rlinf_embodied.runtime.host import StepContext, solo_context
 
+AT = StepContext(0)
 PRECISIONS = (torch.float32, torch.bfloat16)
 ROWS = 4  # sums of an update
 
@@ -30,6 +37,18 @@ class Options:
     folder: str = ""
     updates: int = 20
     lr: float = 1e-6
+    part_mb: float = PART_BYTES / 1e6
+
+
+def send(source: nn.Module, target: nn.Module, parts: int) -> float:
+    """Sends weights in parts; returns the peak memory of the process over that before, in bytes."""
+    meter = Meter(None)
+    meter.setup(solo_context((0,)))
+    meter.reset(AT)
+    before = meter.read(AT).used_bytes
+    for part in range(parts):
+        install_weights(target, export_weights(source, 0, part=(part, parts)))
+    return meter.peak(AT) - before
 
 
 def measure(options: Options) -> None:
@@ -37,6 +56,10 @@ def measure(options: Options) -> None:
     policy, draw = make(), torch.Generator().manual_seed(0)
     copies = [make().module.to(precision) for precision in PRECISIONS]
     senders = [WeightsSender(precision) for precision in PRECISIONS]
+    whole = state_bytes(policy.module)
+    for parts in (1, math.ceil(whole / 1e6 / options.part_mb)):
+        shown = f"float32 weights of {whole / 1e6:.1f} MB in {parts} parts"
+        print(f"{shown}: peak {send(policy.module, copies[0], parts) / 1e6:.1f} MB over the models", flush=True)
     adam = torch.optim.Adam(policy.parameters(), lr=options.lr, betas=(0.9, 0.99))
     for update in range(options.updates + 1):
         shown = []

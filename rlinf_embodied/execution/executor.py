@@ -25,11 +25,12 @@ from rlinf_embodied.execution.hosts import Hosts
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.execution.loops import Loops, repeated
 from rlinf_embodied.planning.plan import Plan, Step, collocated, schedule
-from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
+from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WeightFacts, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, Session, of_type
 from rlinf_embodied.workflow.graph import Repeat, WeightEdge, Workflow
 
 _FOLLOW = Follow()
+PART_BYTES = 1 << 28  # of weights that are sent at a time
 
 
 class Executor:
@@ -172,6 +173,8 @@ class Executor:
 
     # ------------------------------------------------------------------------------------------------------ weights
     # The driver passes references on: it never holds the weights, and a node gets one copy for all of its workers.
+    # Large weights are sent in parts, each after the last one was installed, so that only copies of one part exist.
+    # Iterations that run ahead keep whole versions.
     def sync_weights(self, state: Iteration | None = None, made: Mapping[str, Ref] | None = None) -> None:
         """Sends weights along all edges to workers that do not share them: `made`, by stage, or exported now.
 
@@ -183,12 +186,36 @@ class Executor:
             weights = None if edge.changes else (made or {}).get(edge.source)
             if receivers and weights is None:
                 follows = (state is not None and edge in self._have_all) if edge.changes else None
-                weights, exported = self.export(edge.source, step_context, follows)
+                self.send(edge.source, edge.target, receivers, step_context, state, follows)
                 self._have_all.add(edge)
-                if state is not None:
-                    state.timings.append(exported)
-            if receivers:
+            elif receivers:
                 self.install(weights, edge.target, receivers, step_context, state)
+
+    def send(
+        self,
+        source: str,
+        target: str,
+        receivers: Sequence[int],
+        step_context: StepContext,
+        state: Iteration | None = None,
+        follows: bool | None = None,
+    ) -> None:
+        """Exports weights and installs them in workers of a stage, part by part; see `export` and `install`."""
+        parts = self.parts_of(source, step_context)
+        for at in parts:
+            weights, exported = self.export(source, at, follows)
+            if state is not None:
+                state.timings.append(exported)
+            installed = self.install(weights, target, receivers, at, state)
+            del weights  # the node's store drops the part once it is installed
+            if at is not parts[-1]:
+                self._receipts(installed, f"weights for {target}")
+
+    def parts_of(self, source: str, step_context: StepContext) -> list[StepContext]:
+        """Returns the contexts of the calls that export a stage's weights in parts."""
+        facts = self.facts[source][0]
+        count = max(1, -(-facts.num_bytes // PART_BYTES)) if isinstance(facts, WeightFacts) else 1
+        return [replace(step_context, chunk=part, num_chunks=count) for part in range(count)]
 
     def export(self, source: str, step_context: StepContext, follows: bool | None = None) -> tuple[Ref, Ref]:
         """Submits a call that publishes a stage's weights, after its earlier calls; returns weights and receipt.
@@ -206,10 +233,10 @@ class Executor:
         receivers: Sequence[int],
         step_context: StepContext,
         state: Iteration | None = None,
-    ) -> None:
+    ) -> list[list[Ref]]:
         """Submits calls that install published weights in workers of a stage, after their earlier calls.
 
-        The workers verify version and checksum.  Without a `state`, which collects the receipts, this waits for them.
+        The workers verify version and checksum.  Returns receipts; without a `state`, which collects them, it waits.
         """
         call = Call(target, "install_weights", step_context)
         answers = self._session.submit([(worker, call, [weights]) for worker in receivers])
@@ -217,6 +244,7 @@ class Executor:
             self._receipts(answers, f"weights for {target}")
         elif answers:
             state.receipts.append((f"{target}.install_weights", [refs[-1] for refs in answers]))
+        return answers
 
     # -------------------------------------------------------------------------------------------------------- state
     def export_states(self, stage: str, step_context: StepContext) -> list[list[Ref]]:

@@ -148,9 +148,9 @@ class MeteredSession:
         self.ask([worker], stage, method, iteration, payloads)
         return time.perf_counter() - start
 
-    def publish(self, worker: int, stage: str, method: str, iteration: int) -> tuple[Ref, int]:
+    def publish(self, worker: int, stage: str, method: str, step_context: StepContext) -> tuple[Ref, int]:
         """Calls a method of a stage in one worker; returns a reference to its result and the result's bytes."""
-        call = Call(stage, method, StepContext(iteration), publishes=True, counts_bytes=True)
+        call = Call(stage, method, step_context, publishes=True, counts_bytes=True)
         ((value, ref),) = self._inner.submit([(worker, call, [])])
         (receipt,) = of_type(self._inner.fetch([ref], f"{stage}.{method}"), Receipt)
         return value, receipt.num_bytes[0]

@@ -284,12 +284,15 @@ class _Profiling:
             sender, receiver = executor.workers(edge.source)[0], executor.workers(edge.target)[-1]
             if ends in self._took and (sender == receiver or self._took[ends][0] != self._took[ends][1]):
                 continue
-            exports, installs, size = [], [], 0
-            for _ in range(2):
-                start = time.perf_counter()
-                weights, size = self._metered.publish(sender, edge.source, "export_weights", number)
-                exports.append(time.perf_counter() - start)
-                installs.append(self._metered.seconds_of(receiver, edge.target, "install_weights", number, [weights]))
+            exports, installs, size = [0.0, 0.0], [0.0, 0.0], 0
+            for at in executor.parts_of(edge.source, StepContext(number)):
+                for k in range(2):
+                    start = time.perf_counter()
+                    weights, part_bytes = self._metered.publish(sender, edge.source, "export_weights", at)
+                    exports[k] += time.perf_counter() - start
+                    taken = self._metered.seconds_of(receiver, edge.target, "install_weights", number, [weights])
+                    installs[k] += taken
+                size += part_bytes
             self._took[ends] = sender, receiver
             seconds = statistics.median(exports), statistics.median(installs)
             self.measured.weights[ends] = WeightProfile(size, *seconds)

@@ -34,6 +34,12 @@ class Moment(Protocol):
     @property
     def iteration(self) -> int: ...
 
+    @property
+    def chunk(self) -> int: ...
+
+    @property
+    def num_chunks(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
@@ -97,9 +103,9 @@ class LearnerStage:
             learner.move_state(device)
 
     def export_weights(self, step_context: Moment) -> WeightsMessage:
-        """Returns the trainable weights, or all, with their version and checksum."""
-        shared, whole = self.shared, self.sends_frozen
-        return weights.export_weights(shared.policy.module, shared.version, whole=whole, policy=self.policy_name)
+        """Returns a part of the trainable weights, or of all, with their version and checksum."""
+        shared, part = self.shared, (step_context.chunk, step_context.num_chunks)
+        return weights.export_weights(shared.policy.module, shared.version, self.sends_frozen, self.policy_name, part)
 
     def weights_digest(self, step_context: Moment) -> str:
         """Returns the SHA-256 of all weights, of the model and of networks that only training uses."""
@@ -175,8 +181,8 @@ class LearnerStage:
         if self.group.rank == 0:
             for name, module in self.modules.items():
                 groups[name] = {key: tensor.to("cpu", copy=True) for key, tensor in module.state_dict().items()}
-        module, whole, share = self.shared.policy.module, self.sends_frozen, (self.group.rank, self.group.size)
-        return StagePart(groups, weights=weights.export_weights(module, self.shared.version, whole, share=share))
+        module, whole, part = self.shared.policy.module, self.sends_frozen, (self.group.rank, self.group.size)
+        return StagePart(groups, weights=weights.export_weights(module, self.shared.version, whole, part=part))
 
     def import_snapshot(self, step_context: Moment, parts: Sequence[StagePart]) -> None:
         """Restores the parts that `export_snapshot` returned in all workers.

@@ -1,7 +1,8 @@
 """Weights: one copy per worker for all stages, and messages that transfer them between stages, nodes and iterations.
 
-Messages have a version and a checksum that the receiver verifies.  A receiver with a copy in another precision gets
-only the entries whose bits changed since the previous version (`WeightsSender`): in bfloat16 a few per cent.
+Messages have a version and a checksum that the receiver verifies.  Large models are sent in parts, so that copies of
+only one part exist at a time.  A receiver with a copy in another precision gets only the entries whose bits changed
+since the previous version (`WeightsSender`): in bfloat16 a few per cent.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ class SharedPolicy(Generic[_Policy]):
 
 @dataclass(frozen=True, slots=True)
 class WeightsMessage:
-    """All parameters and buffers of a module, or only the trainable ones; receivers must not modify them.
+    """All parameters and buffers of a module or one part of them, or only the trainable ones; receivers only read them.
 
     With a `base` the tensors are changes to this version: a tensor with `places` has the new entries [n] at these
-    positions, one without is whole.  The checksum is that of the whole state after the changes.
+    positions, one without is whole.  The checksum is that of all tensors of the part after the changes.
     """
 
     READ_ONLY: ClassVar[bool] = True  # see runtime/tensor_wire.py
@@ -85,6 +86,11 @@ class WeightsMessage:
     policy: str = WHOLE_STAGE  # name of the policy, if a stage holds several
     base: int | None = None
     places: dict[str, Places] = field(default_factory=dict)
+    part: tuple[int, int] = (0, 1)  # its number, and how many parts there are
+
+    @property
+    def is_last(self) -> bool:
+        return self.part[0] == self.part[1] - 1
 
     @property
     def nbytes(self) -> int:
@@ -112,16 +118,30 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
 
 
 def export_weights(
-    module: nn.Module, version: int, whole: bool = True, policy: str = WHOLE_STAGE, share: tuple[int, int] = (0, 1)
+    module: nn.Module, version: int, whole: bool = True, policy: str = WHOLE_STAGE, part: tuple[int, int] = (0, 1)
 ) -> WeightsMessage:
-    """Returns a copy of a module's state as a message; with a share (k, n), every n-th tensor from the k-th on.
+    """Returns a copy of a module's state, or of its k-th of n parts, as a message.
 
     Without `whole`, frozen parameters, which receivers have already, are left out: of a model with adapters only these
     are sent.
     """
-    state = _once(module) if whole else _changing(module)
-    tensors = {name: state[name].detach().cpu().clone() for name in [*state][share[0] :: share[1]]}
-    return WeightsMessage(version, tensors, checksum(tensors), policy)
+    state = _part(_once(module) if whole else _changing(module), part)
+    tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+    return WeightsMessage(version, tensors, checksum(tensors), policy, part=part)
+
+
+def _part(state: dict[str, Tensor], part: tuple[int, int]) -> dict[str, Tensor]:
+    """Returns the k-th of n parts of a state: successive tensors, of at most 1 / n of all entries and another tensor.
+
+    It depends on names and shapes only.  A part is empty if the tensor before it is larger than a part.
+    """
+    number, parts = part
+    total, start, chosen = sum(tensor.numel() for tensor in state.values()), 0, {}
+    for name, tensor in state.items():
+        if start * parts // max(1, total) == number:
+            chosen[name] = tensor
+        start += tensor.numel()
+    return chosen
 
 
 class WeightsSender:
@@ -136,20 +156,27 @@ class WeightsSender:
         self._sent: dict[str, Tensor] = {}
         self._version = 0
 
-    def export(self, module: nn.Module, version: int, follows: bool) -> WeightsMessage:
-        """Returns the changes if `follows`, that is, the receivers have the last message; otherwise all weights."""
-        held, base, places = _once(module), self._version, {}
-        self._version = version
-        if not (follows and self._sent):
-            dtype_of = lambda tensor: self._dtype if tensor.is_floating_point() else tensor.dtype  # noqa: E731
-            self._sent = {name: tensor.detach().to("cpu", dtype_of(tensor), copy=True) for name, tensor in held.items()}
-            return WeightsMessage(version, self._sent, checksum(self._sent))
-        tensors = {}
-        for name, sent in self._sent.items():
-            tensors[name], changed_places = _changed(sent, held[name].detach().to("cpu", sent.dtype))
+    def export(self, module: nn.Module, version: int, follows: bool, part: tuple[int, int] = (0, 1)) -> WeightsMessage:
+        """Returns the changes if `follows`, that is, the receivers have the last version; otherwise all weights.
+
+        All parts of a version are exported one after the other.
+        """
+        held, base, tensors, places = _part(_once(module), part), None, {}, {}
+        if follows and held.keys() <= self._sent.keys():
+            base = self._version
+        for name, tensor in held.items():
+            if base is None:
+                dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+                tensors[name] = self._sent[name] = tensor.detach().to("cpu", dtype, copy=True)
+                continue
+            sent = self._sent[name]
+            tensors[name], changed_places = _changed(sent, tensor.detach().to("cpu", sent.dtype))
             if changed_places is not None:
                 places[name] = changed_places
-        return WeightsMessage(version, tensors, checksum(self._sent), base=base, places=places)
+        value = checksum({name: self._sent[name] for name in held})
+        message = WeightsMessage(version, tensors, value, base=base, places=places, part=part)
+        self._version = version if message.is_last else self._version
+        return message
 
 
 def _changed(old: Tensor, new: Tensor) -> tuple[Tensor, Places | None]:
@@ -173,7 +200,7 @@ def _install_changes(module: nn.Module, message: WeightsMessage) -> None:
         counts, offsets = message.places[name]
         index = torch.from_numpy(np.repeat(np.arange(len(counts)) * _BLOCK, counts) + offsets)
         state[name].view(-1)[index.to(state[name].device)] = tensor.to(state[name].device)
-    if checksum(state) != message.checksum:
+    if checksum({name: state[name] for name in message.tensors}) != message.checksum:
         raise ObjectiveError(
             f"weights of version {message.version}, sent as changes to version {message.base}, do not give those of "
             "the learner (another checksum): resume the run from its checkpoint, which sends them whole"
@@ -192,9 +219,10 @@ def install_weights(module: nn.Module, message: WeightsMessage) -> None:
         raise ObjectiveError(
             f"weights of version {message.version} arrived damaged (another checksum): send them again"
         )
-    sent, expected = set(message.tensors), set(module.state_dict())
+    states = module.state_dict(), _once(module), _changing(module)
+    sent, (expected, *others) = set(message.tensors), (set(_part(state, message.part)) for state in states)
     differing = sorted(sent ^ expected)
-    if differing and sent not in (set(_changing(module)), set(_once(module))):
+    if differing and sent not in others:
         raise ObjectiveError(f"weights of version {message.version} are of another module: {differing[:5]} differ")
     module.load_state_dict(message.tensors, strict=False)
 
@@ -219,6 +247,11 @@ def _once(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in module.state_dict().items() if name not in repeated}
 
 
+def state_bytes(module: nn.Module) -> int:
+    """Returns the bytes of a module's parameters and buffers."""
+    return sum(tensor.nbytes for tensor in _once(module).values())
+
+
 def _changing(module: nn.Module) -> dict[str, Tensor]:
     """Returns the state of a module without frozen parameters."""
     parameters = module.named_parameters(remove_duplicate=False)
@@ -233,7 +266,7 @@ class WeightsUser(Generic[_Policy]):
     _user = ""  # its name in SharedPolicy.users
 
     def install_weights(self, step_context: object, message: WeightsMessage) -> tuple[int, int]:
-        """Installs a new version after verifying it; returns the bytes of the message, and of all weights.
+        """Installs a part of a new version after verifying it; returns the message's bytes, and those of the weights.
 
         Raises:
             ObjectiveError: the weights are damaged, of another module, or changes to another version.
@@ -245,8 +278,9 @@ class WeightsUser(Generic[_Policy]):
                 f"version {shared.version}: resume the run from its checkpoint, which sends them whole"
             )
         install_weights(shared.policy.module, message)
-        shared.version = message.version
-        return message.nbytes, sum(tensor.nbytes for tensor in _once(shared.policy.module).values())
+        shared.version = message.version if message.is_last else shared.version
+        state = shared.policy.module.state_dict()
+        return message.nbytes, sum(state[name].nbytes for name in message.tensors)
 
     def offload(self, step_context: object) -> None:
         """Moves the weights to the CPU's memory, unless another stage uses them."""

@@ -30,11 +30,11 @@ from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePar
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import Reducer, make_reducer
 from rlinf_embodied.learning.update import Fitted, fit, minibatches, policy_metrics
-from rlinf_embodied.learning.weights import Groups, WeightsMessage, WeightsSender, require_version
+from rlinf_embodied.learning.weights import Groups, WeightsMessage, WeightsSender, require_version, state_bytes
 from rlinf_embodied.reasoning.batch import all_log_probs
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows, zero_loss
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy, save_policy, shared_model
-from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext, WeightFacts
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.telemetry.boards import BINS, Histogram
 
@@ -55,7 +55,7 @@ class LanguageLearner(LearnerStage):
         self._stage_config, self._config = stage_config, stage_config.config
         self._sender = WeightsSender(torch.bfloat16)
 
-    def setup(self, context: StageContext) -> None:
+    def setup(self, context: StageContext) -> WeightFacts:
         """Takes the worker's copy of the policy, which is loaded on first use, and creates the learner.
 
         Raises:
@@ -78,6 +78,7 @@ class LanguageLearner(LearnerStage):
         self.hold(shared, context.group, context.device, {_OPTIMIZER: self._learner})
         if self._is_sharded:
             shared.leave(self.user)  # the worker's copy is on the device only while another stage uses it
+        return WeightFacts(state_bytes(shared.policy.module))
 
     def _sharded_learner(self, context: StageContext, adam: AdamSettings) -> Learner:
         """Creates a policy whose weights are spread over the stage's workers; other stages use the worker's copy."""
@@ -102,10 +103,11 @@ class LanguageLearner(LearnerStage):
         self.move_training(self.device) if self._is_sharded else super().onload(step_context)
 
     def export_weights(self, step_context: Moment, follows: bool | None = None) -> WeightsMessage:
-        """Returns the weights, or for generation in bfloat16 their changed entries; see Executor.export."""
+        """Returns a part of the weights, or for generation in bfloat16 their changed entries; see Executor.export."""
         if follows is None:
             return super().export_weights(step_context)
-        return self._sender.export(self.shared.policy.module, self.shared.version, follows)
+        part = step_context.chunk, step_context.num_chunks
+        return self._sender.export(self.shared.policy.module, self.shared.version, follows, part)
 
     def write_policy(self, folder: Path) -> None:
         save_policy(self.shared.policy, folder, self._config)

@@ -68,6 +68,13 @@ class Output:
     report: object = None
 
 
+@dataclass(frozen=True, slots=True)
+class WeightFacts:
+    """Returned by `setup` of a stage that can export its weights in parts."""
+
+    num_bytes: int  # of all weights
+
+
 @dataclass(slots=True)
 class StageContext:
     """The worker, device, blocks and group of a stage, passed to `setup`."""
@@ -102,7 +109,8 @@ class Stage(Protocol):
     `close(step_context, {block: None}) -> Output`.
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
     Weight edge: `export_weights(step_context) -> object`, and `install_weights(step_context, object)`; for an edge of
-    changes `export_weights(step_context, follows)`, see Executor.export.
+    changes `export_weights(step_context, follows)`, see Executor.export.  If `setup` returns WeightFacts, each call
+    exports part `step_context.chunk` of `step_context.num_chunks`, and installs the parts one after the other.
     State: `export_snapshot(step_context) -> object` (None: it has no state, or another worker exports it), and
     `import_snapshot(step_context, [export of each worker])`, even during an iteration that is abandoned; a stage
     without them has no state between iterations.

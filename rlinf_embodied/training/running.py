@@ -65,9 +65,7 @@ class Running:
             hosts = self.executor.workers(learner)
             missing = [worker for worker in stages.executor.workers(stages.stage) if worker not in hosts]
             if missing:
-                step_context = StepContext(self.progress.iteration)
-                weights, _ = self.executor.export(learner, step_context)
-                self.executor.install(weights, stages.stage, missing, step_context)
+                self.executor.send(learner, stages.stage, missing, StepContext(self.progress.iteration))
 
     def evaluate(self, last: bool = False) -> Evaluated:
         """Evaluates the current weights on all devices; `last`: it is the run's last evaluation."""

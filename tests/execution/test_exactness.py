@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from control_runs import DAGGER, RECAP, RLPD, reach, small
 from hierarchical_runs import digests, placed, two_levels
 from math_runs import DAPO, PPO, TWO_STEPS, tiny_math
@@ -15,7 +17,9 @@ from placements import leaves, looped, switching
 from runs import GRPO, executor_for, iterate, tiny, trees
 
 from rlinf_embodied.config import MathConfig, TrainConfig
-from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.execution import executor
+from rlinf_embodied.runtime.host import Call
+from rlinf_embodied.runtime.session import Ref, SerialSession, Session
 
 ONE = "collocated on 1"
 Plans = Mapping[str, tuple[int, list[dict]]]  # number of devices, and the variants of a plan
@@ -256,6 +260,38 @@ def test_every_plan_gives_the_weights_and_metrics_of_one_worker(name: str, plan:
     found, found_metrics = trained(name, plan, SerialSession())
     assert found_metrics == metrics
     assert found == expected
+
+
+class Weighing(SerialSession):
+    """Counts the bytes of exported weights that exist at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most, self.exports = 0, 0
+        self._tensors: list[weakref.ref[torch.Tensor]] = []
+
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
+        answers = super().submit(calls, collective)
+        for (_, call, _), (message, *_) in zip(calls, answers, strict=True):
+            if call.method == "export_weights":
+                self._tensors += [weakref.ref(tensor) for tensor in message.tensors.values()]
+                self.most = max(self.most, sum(tensor.nbytes for ref in self._tensors if (tensor := ref()) is not None))
+                self.exports += 1
+        return answers
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [("math, bfloat16", "disaggregated on 4"), ("math", "disaggregated on 2")],
+)
+def test_weights_sent_in_parts_train_the_same_and_only_one_part_exists_at_a_time(name, plan, monkeypatch) -> None:
+    whole, parts = Weighing(), Weighing()
+    expected = trained(name, plan, whole)
+    monkeypatch.setattr(executor, "PART_BYTES", whole.most // 8)
+    assert trained(name, plan, parts) == expected
+    assert parts.exports > 5 * whole.exports
+    if "bfloat16" not in name:  # there the sender keeps what it has sent
+        assert parts.most <= whole.most // 3
 
 
 @pytest.mark.parametrize("name", BEHIND)

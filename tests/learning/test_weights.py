@@ -127,6 +127,43 @@ def test_changes_sent_over_twenty_updates_give_the_bits_of_the_weights_rounded()
     assert 1 <= share[-1] < 1.1  # never more than whole
 
 
+@pytest.mark.parametrize("parts", [1, 2, 5, 40])
+def test_parts_hold_every_tensor_once_and_little_more_than_their_share(parts: int) -> None:
+    torch.manual_seed(0)
+    source, user = nn.Sequential(tied(), *(nn.Linear(64, 64) for _ in range(20))), WeightsUser()
+    user._shared = SharedPolicy(SimpleNamespace(module=nn.Sequential(tied(), *(nn.Linear(64, 64) for _ in range(20)))))
+    messages = [unpack(pack(export_weights(source, 7, part=(part, parts)))) for part in range(parts)]
+    names = [name for message in messages for name in message.tensors]
+    sizes = {name: parameter.nbytes for name, parameter in source.named_parameters()}
+    assert names == [*sizes]
+    most, largest = sum(sizes.values()) / parts, max(sizes.values())
+    assert all(message.nbytes < most + largest for message in messages)
+    reports = []
+    for message in messages:
+        assert user._shared.version == 0
+        reports.append(user.install_weights(None, message))
+    assert user._shared.version == 7
+    assert sum(whole for _, whole in reports) == sum(sizes.values())
+    assert checksum(user._shared.policy.module.state_dict()) == checksum(source.state_dict())
+    if parts > 1:
+        with pytest.raises(ObjectiveError, match="of another module"):
+            install_weights(source, replace(messages[0], part=(1, parts)))
+
+
+def test_changes_sent_in_parts_give_the_bits_of_the_weights_rounded() -> None:
+    torch.manual_seed(0)
+    source, user, sender = tied(), WeightsUser(), WeightsSender(torch.bfloat16)
+    user._shared = SharedPolicy(SimpleNamespace(module=tied().to(torch.bfloat16)))
+    for version in range(5):
+        for part in range(3):
+            user.install_weights(None, unpack(pack(sender.export(source, version, version > 0, (part, 3)))))
+        for name, tensor in source.state_dict().items():
+            assert torch.equal(tensor.to(torch.bfloat16), user._shared.policy.module.state_dict()[name]), name
+        with torch.no_grad():
+            for p in source.parameters():
+                p.add_(1e-5 * torch.randn_like(p).sign())
+
+
 def test_changes_to_another_version_are_refused() -> None:
     sender, user, source = WeightsSender(torch.bfloat16), WeightsUser(), tied()
     user._shared = SharedPolicy(SimpleNamespace(module=tied().to(torch.bfloat16)))
