@@ -35,8 +35,8 @@ class Outcome:
 
 def outcome_of(folder: Path, seed: int, core_min: float) -> Outcome:
     """Returns what the runs in a seed's folder came to."""
-    taught = (folder / "teacher").exists()
-    run, teacher = read_run(folder / "student" if taught else folder), read_run(folder / "teacher") if taught else None
+    last, first = folder / "student", folder / "teacher"
+    run, teacher = read_run(last if last.exists() else folder), read_run(first) if first.exists() else None
     return Outcome(seed, run.config["warm_start"]["num_demos"], core_min, run.summary, teacher and teacher.after)
 
 
