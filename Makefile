@@ -82,5 +82,5 @@ docs: $(if $(filter $(DOCS_VENV)/%,$(DOCS_PYTHON)),$(DOCS_VENV)/.installed)
 	$(DOCS_PYTHON) -m sphinx --fail-on-warning --quiet --doctree-dir build/doctrees docs build/docs
 
 clean:
-	rm -rf $(VENV) .venv-libero .venv-metaworld .venv-pusht .venv-aloha build tests/accelerator/build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-* build tests/accelerator/build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
