@@ -15,6 +15,7 @@ import torch
 from math_runs import DAPO, PPO, TWO_STEPS, tiny_math
 from runs import GRPO, clone, exported_weights, iterate, metric_rows, tiny, tiny_overrides, train
 
+from experiments.bench.gpu.__main__ import compared
 from experiments.bench.harness.trainings import in_this_process, job_of
 from experiments.examples.small_pi import Options, write_small
 from policies.pi.policy import PiPolicy
@@ -56,10 +57,9 @@ def trained(config: TrainConfig | MathConfig, kind: str) -> tuple[dict[str, torc
 def require_close(config: TrainConfig | MathConfig) -> list[dict[str, float]]:
     """Checks that two iterations on the GPU give about the weights of the CPU, and that these have moved."""
     (here, _), (there, metrics) = trained(config, "cpu"), trained(config, KIND)
-    differences = {name: float((here[name] - there[name]).abs().max()) for name in here if here[name].numel()}
-    worst = max(differences, key=differences.__getitem__)
-    print(f"largest difference of a weight: {differences[worst]:.2g}, of {worst}")
-    assert differences[worst] < CLOSE
+    difference = compared(here, there)
+    print(difference)
+    assert difference["max_abs_weight_difference"] < CLOSE
     return metrics
 
 

@@ -8,14 +8,17 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from torch import Tensor
+
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import SerialSession, Session, make_session
+from rlinf_embodied.runtime.session import SerialSession, Session, make_session, of_type
 from rlinf_embodied.telemetry.trace import Span, busy_seconds
 from rlinf_embodied.training.job import Job, Progress
 from rlinf_embodied.workflow.graph import Workflow
@@ -93,6 +96,12 @@ def timed_iteration(
         result, _ = next(steps)
         seconds = time.perf_counter() - start
     return seconds, outside_stages(result.spans, seconds)
+
+
+def weights_of(executor: Executor) -> dict[str, Tensor]:
+    """Returns the actor's weights, on the CPU."""
+    (message,) = of_type(executor.call("actor", "export_weights", StepContext(0)), WeightsMessage)
+    return dict(message.tensors)
 
 
 def digest_of(executor: Executor) -> str:

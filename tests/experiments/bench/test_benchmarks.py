@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
+import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
+from stable_baselines3 import PPO, SAC
 
 import experiments.bench
+from experiments.bench import latency, sb3, sb3_curves
 from experiments.bench.control import __main__ as control
 from experiments.bench.control.cases import CASES, words_of
-from experiments.bench.harness import Benchmark, processes
+from experiments.bench.driver import __main__ as driver
+from experiments.bench.harness import Benchmark, Run, processes
 from experiments.bench.harness.curves import draw_panels
 from experiments.bench.recipe import __main__ as bench_recipe
 from experiments.bench.recipe.__main__ import commands, with_demos
 from experiments.bench.recipe.outcomes import Outcome
 from experiments.bench.rollout import parts
+from policies.actor_critic import ActorCriticOptions
+from policies.soft_actor import SoftActorOptions
+from rlinf_embodied import train
 from rlinf_embodied.algorithms.transitions import ReplayConfig
 from rlinf_embodied.compose import compose, compose_train
 from rlinf_embodied.config import ExportConfig
@@ -46,6 +55,21 @@ def test_a_benchmark_has_the_name_of_its_module_and_refuses_unknown_words(name: 
         with pytest.raises(SystemExit, match="2"):
             found.main(["nonsense=1"])
         assert capsys.readouterr().err.startswith("error: nonsense")
+
+
+@pytest.mark.ray
+def test_every_call_of_an_iteration_is_counted(ray_cluster) -> None:
+    found = driver.measure_one(2, driver.Options(iterations=1, chunk_steps=3))
+    sides, shards = 2, 2
+    assert found.calls == shards * (1 + sides) + 1 + 2  # open and close; the steps, which are relayed; training on both
+    assert found.driver_s.count == 1
+    assert found.driver_s.low > 0
+
+
+@pytest.mark.parametrize("workers", ["3", "0", "many"])
+def test_workers_are_even_numbers(workers) -> None:
+    with pytest.raises(ConfigError, match=r"workers is .*a list of even numbers"):
+        driver.measure(Run(driver.Options(workers=workers), [], {}))
 
 
 @pytest.mark.parametrize("recipe", [*bench_recipe.RECIPES, *bench_recipe.TAUGHT])
@@ -128,6 +152,63 @@ def test_stock_env_and_rollout_do_the_same_work(tmp_path):
     assert bench.stock().count == 3
 
 
+def test_our_settings_are_sb3s_defaults() -> None:
+    theirs = {name: p.default for name, p in inspect.signature(PPO.__init__).parameters.items()}
+    config = compose_train(sb3.our_words("mujoco", sb3.CASES["mujoco"], compile=True))
+    ours = config.algorithm
+    steps = config.env.num_envs * config.env.chunks_per_rollout
+    assert theirs["n_steps"] == sb3.CASES["mujoco"].steps == steps
+    assert theirs["batch_size"] == sb3.MINIBATCH == steps // ours.num_minibatches
+    assert theirs["n_epochs"] == ours.epochs
+    assert ours.one_optimizer
+    assert (theirs["learning_rate"], theirs["max_grad_norm"]) == (ours.lr, ours.max_grad_norm)
+    assert (theirs["gamma"], theirs["gae_lambda"], theirs["clip_range"]) == (ours.gamma, ours.gae_lambda, ours.clip_low)
+    assert (theirs["ent_coef"], theirs["target_kl"]) == (ours.entropy_coef, ours.target_kl)
+    assert (ours.lr_end_fraction, ours.clip_high, config.env.chunk) == (1.0, ours.clip_low, 1)
+    assert (ActorCriticOptions().hidden_size, ActorCriticOptions().num_layers) == (64, 2)  # SB3's MlpPolicy
+
+
+def test_our_sac_has_sb3s_defaults() -> None:
+    theirs = {name: p.default for name, p in inspect.signature(SAC.__init__).parameters.items()}
+    config = compose_train(sb3.our_words("sac", sb3.CASES["sac"], compile=True))
+    ours = config.algorithm
+    assert (theirs["batch_size"], theirs["tau"], theirs["gamma"]) == (ours.batch_size, ours.tau, ours.gamma)
+    assert theirs["learning_rate"] == ours.lr == ours.value_lr
+    assert ours.schedule(config.env).updates == sb3.CASES["sac"].steps
+    assert ours.schedule(config.env).first_update == sb3.WARM_UP
+    assert (ours.critic_hidden_size, ours.critic_layers, SoftActorOptions().hidden_size) == (256, 2, 256)
+
+
+def test_both_arms_of_mujoco_do_all_of_the_work(monkeypatch, tmp_path, capsys) -> None:
+    short = replace(sb3.CASES["mujoco"], task="Pendulum-v1", num_envs=2, steps=128)
+    monkeypatch.setitem(sb3.CASES, "mujoco", short)
+    out = tmp_path / "sb3.json"
+    # not compiled: array types are checked
+    options = sb3.Options(cases="mujoco", rounds=2, iterations=1, compile=False, out=str(out))
+    sb3.measure(Run(options, [], {}))
+    speed = json.loads(out.read_text())["env_steps_per_s"]["mujoco"]
+    assert set(speed) == {"ours", "sb3"}
+    assert all(spread["count"] == 2 and spread["low"] > 0 for spread in speed.values())
+    printed = capsys.readouterr().out
+    assert "mujoco: Pendulum-v1, 2 rows" in printed
+    assert "mujoco: ours / sb3" in printed
+
+
+def test_curves_of_both_arms_are_returns_of_the_same_episodes(monkeypatch, tmp_path) -> None:
+    short = replace(sb3.CASES["mujoco"], task="Pendulum-v1", num_envs=2, steps=64)
+    monkeypatch.setitem(sb3_curves.CASES, "mujoco", short)
+    monkeypatch.setattr(sb3_curves, "ENV_STEPS", {"mujoco": 128})
+    monkeypatch.setattr(sb3_curves, "POINTS", 2)
+    monkeypatch.setattr(sb3_curves, "our_words", lambda name, case, compile: sb3.our_words(name, case, False))
+    options = sb3_curves.Options(seeds="3", folder=str(tmp_path / "runs"), out=str(tmp_path / "curves"))
+    sb3_curves.measure(Run(options, [], {"benchmark": "sb3_curves"}))
+    (ours,), (peer,) = json.loads((tmp_path / "curves.json").read_text())["returns"]["mujoco"].values()
+    assert [step for step, _ in ours] == [step for step, _ in peer] == [0, 64, 128]
+    assert all(-2000 < value < -100 for _, value in [*ours, *peer])  # of 200 steps
+    seeds = {row["seed"] for row in csv.DictReader((tmp_path / "runs/mujoco_3/episodes.csv").open())}
+    assert seeds == {str(sb3_curves.FIRST + k) for k in range(sb3_curves.EPISODES)}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_is_a_training_that_composes(tmp_path, name) -> None:
     case, config = CASES[name], compose_train(words_of(name, 7, tmp_path, []))
@@ -175,3 +256,28 @@ def test_a_case_is_trained_once_with_what_it_begins_with_and_its_settings_stay(t
     assert (tmp_path / "curve.png").stat().st_size > 0
     with pytest.raises(ConfigError, match=r"sac/seed_1 holds a training with other settings: use another folder="):
         control.trained("iql", 1, tmp_path, ["run.num_iterations=2"])
+
+
+def test_both_kinds_of_chunks_are_evaluated_on_the_same_episodes_at_each_delay(tmp_path, monkeypatch) -> None:
+    short = ["warm_start.num_demos=8", "warm_start.epochs=1", "warm_start.head_epochs=0", "eval.num_episodes=4"]
+    monkeypatch.setattr(latency, "trained_run", lambda name, folder, words: train(compose_train(words)))
+    asked = latency.Options(
+        tasks="point_reach",
+        seeds="7",
+        kinds="inference_delay",
+        delays="2",
+        episodes=4,
+        folder=str(tmp_path),
+        out=str(tmp_path / "curve.json"),
+    )
+    latency.measure(Run(asked, [*SMALL, *short, f"warm_start.cache_dir={tmp_path}"], {}))
+    found = {}
+    for path in tmp_path.glob("point_reach/seed_7/latency/*/eval_info.json"):
+        info = json.loads(path.read_text())
+        assert info["env"]["perturb"]["inference_delay"] == 2
+        found[info["env"]["rtc"]] = [episode["success_once"] for episode in info["episodes"]]
+    assert set(found) == {"off", "linear"}
+    (curve,) = json.loads((tmp_path / "curve.json").read_text())["curves"]
+    assert (curve["kind"], curve["delay"]) == ("inference_delay", 2)
+    assert curve["linear"][0]["success_once"] == sum(found["linear"]) / 4
+    assert (tmp_path / "curve.png").stat().st_size > 0

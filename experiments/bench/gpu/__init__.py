@@ -1,0 +1,1 @@
+"""Every check and measurement that needs a GPU."""
