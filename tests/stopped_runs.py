@@ -49,7 +49,7 @@ def interrupt_in(monkeypatch: pytest.MonkeyPatch, iteration: int, error: BaseExc
 
 
 def same_end(folder: Path, other: Path) -> None:
-    """Both runs ended with the same weights, moments, counts and metrics."""
+    """Both runs ended with the same weights, moments, stored transitions, counts and metrics."""
     untimed = lambda key: not key.endswith(("_s", "_per_iteration", "plan"))  # noqa: E731
     summary, expected = (
         {key: value for key, value in json.loads((f / "summary.json").read_text()).items() if untimed(key)}
@@ -59,7 +59,11 @@ def same_end(folder: Path, other: Path) -> None:
     assert metric_rows(folder) == metric_rows(other)
     state, known = (checkpoint.load_state(f / "checkpoints/latest") for f in (folder, other))
     assert state["progress"]["counts"] == known["progress"]["counts"]
-    for name in ("policy_optimizer", "policy_module", "critic_optimizer", "critic_module"):
+    names, expected_names = (
+        sorted(path.stem for path in (f / "checkpoints/latest/training_state").iterdir()) for f in (folder, other)
+    )
+    assert names == expected_names
+    for name in names:
         ours, theirs = (checkpoint.load_tensors(f / "checkpoints/latest", name) for f in (folder, other))
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items()), name

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from control_runs import DAGGER, HG_DAGGER, reach, recorded, small
+from control_runs import DAGGER, HG_DAGGER, RECAP, reach, recorded, small
 from runs import metric_rows, train, weights_of
+from stopped_runs import same_end
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning.checkpoint import load_tensors
@@ -41,6 +42,18 @@ def test_a_checkpoint_holds_transitions_networks_and_moments(straight) -> None:
         "3.replay.terminated": (30,),
         "3.replay.cursor": (1,),
     }
+
+
+@pytest.mark.parametrize(("algorithm", "kept"), [(HG_DAGGER, {1.0}), (RECAP, {0.0, 1.0})], ids=["hg_dagger", "recap"])
+def test_a_resumed_buffer_flags_what_the_human_did(tmp_path, algorithm: list[str], kept: set[float]) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(reach(*algorithm, f"run.dir={whole}"))
+    for words in (["run.num_iterations=2"], []):
+        train(reach(*algorithm, f"run.dir={parts}", *words))
+        held = load_tensors(parts / "checkpoints/latest", "replay")
+        # after the demonstrations, HG-DAgger stores corrections only, RECAP the policy's steps as well
+        assert {x for n, t in held.items() if n.endswith("is_intervention") for x in t[-10:].tolist()} == kept
+    same_end(parts, whole)
 
 
 @pytest.mark.parametrize("algorithm", ["iql", pytest.param("bc", marks=pytest.mark.slow)])
