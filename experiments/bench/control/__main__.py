@@ -26,10 +26,13 @@ from rlinf_embodied.embodied.outcome import shown
 from rlinf_embodied.reporting.sections import over_seeds
 from rlinf_embodied.reporting.seeds import seeds_of
 from rlinf_embodied.telemetry.plots import rate_lines
-from rlinf_embodied.telemetry.run_reader import Run
+from rlinf_embodied.telemetry.run_reader import SHARES, Run
 
 POINTS = 10  # of a curve
-HEADER = ("case", "after", "before, median", "after, median", "worst", "interquartile mean", "kept", "s of training")
+HEADER = (
+    *("case", "after", "metric", "before, median", "after: worst", "median", "best", "interquartile mean"),
+    *("kept", "s of training"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +69,19 @@ def curve(run: Run) -> Curve:
     return rate_lines(run, score_of(run), "")[1].points
 
 
-def row(name: str, runs: Sequence[Run]) -> tuple[str, ...]:
-    """Returns median and worst over the seeds, and the interquartile mean with its interval; success in per cent.
+def row(name: str, runs: Sequence[Run], metric: str) -> tuple[str, ...]:
+    """Returns median, worst and best over the seeds, and the interquartile mean with its interval; success in per cent.
 
     `kept` is how many transitions the replay buffer of the first seed ends with: of HG-DAgger, the human's.
     """
-    first, last = ([curve(run)[end][1] for run in runs] for end in (0, -1))
-    numbers = (statistics.median(first), statistics.median(last), min(last))
-    steps, kept = curve(runs[0])[-1][0], runs[0].metrics[-1].get("rollout/replay_size")
+    factor = 100 if metric in SHARES else 1
+    before, after = [factor * run.before[metric] for run in runs], [factor * run.after[metric] for run in runs]
+    numbers = (statistics.median(before), min(after), statistics.median(after), max(after))
+    kept = [line.get("rollout/replay_size") for line in runs[0].metrics[-1:]]
     return (
-        *(name, f"{steps:,.0f} {CASES[name].unit}", *(f"{number:.1f}" for number in numbers)),
-        over_seeds(runs, score_of(runs[0])),
-        "-" if kept is None else f"{kept:,.0f}",
+        *(name, f"{runs[0].kept_step:,.0f} {CASES[name].unit}", metric, *(f"{number:.1f}" for number in numbers)),
+        over_seeds(runs, metric),
+        f"{kept[0]:,.0f}" if kept and kept[0] is not None else "-",
         f"{statistics.median(run.summary['rl_s'] for run in runs):.0f}",
     )
 
@@ -103,7 +107,8 @@ def measure(asked: Asked[Options]) -> None:
             runs.setdefault(name, []).append(run)
             found.setdefault(name, []).append({"seed": seed, "curve": curve(run), "summary": run.summary})
             asked.write({"settings": settings, "curves": found})
-    print("", table(HEADER, [row(name, several) for name, several in runs.items()]), sep="\n")
+    rows = [row(name, several, metric) for name, several in runs.items() for metric in several[0].rates]
+    print("", table(HEADER, rows), sep="\n")
     draw_panels([panel_of(name, several) for name, several in runs.items()], own.out)
 
 

@@ -8,6 +8,11 @@ hg_dagger  the same                   the expert's actions where it took over fr
 rlpd       point_reach on its state   a reward of 1 at the end of a solved episode, and episodes of the expert
 grasp      PickCube-v1 on its state   the same; two critics, one update for two env steps, as ManiSkill's quick setting
 
+corrected  point_reach with a wall    HG-DAgger: demonstrations and rare corrections
+recap      the same, from images      these and its own actions, labelled by their advantage
+unlabelled the same                   the same data with one label: all of it is positive
+negative   the same                   nothing: the policy of `recap` acts with the text of the other label
+
 and two levels of policies, of which the lower one is frozen, with the weights of another case of the same seed:
 
            task                       lower level                                  the higher level chooses
@@ -18,6 +23,7 @@ pick       PickCube-v1 on its state   `dagger`                                  
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +39,7 @@ class Case:
 
     @property
     def words(self) -> list[str]:
-        return self.text.split()
+        return shlex.split(self.text)
 
     @property
     def unit(self) -> str:
@@ -56,7 +62,14 @@ _POINT = """env=point_reach policy=actor_critic env.cameras=[] env.chunk=4 env.h
     env.chunks_per_rollout=10"""
 _REACHER = """env=gymnasium env.id=Reacher-v5 policy=actor_critic algorithm=ppo_mujoco env.horizon=50
     env.num_envs=32 env.block_size=16 env.chunks_per_rollout=100 env.carry_over=false run.num_iterations=60"""
-_TWO_LEVELS = "warm_start.checkpoint"
+_WEIGHTS = "warm_start.checkpoint"
+# a horizon of 40 and 320 steps of the expert are one episode of each row
+_CORRECTED = """env=point_reach env.obs_size=16 env.options.gap=0.7 env.horizon=40 env.hold_steps=5 env.block_size=8
+    policy=tiny_vla policy.options.hidden_size=32 policy.options.num_layers=1 policy.options.num_heads=2
+    policy.options.stem_width=16 policy.options.keypoints=8 policy.options.num_bins=17 warm_start.from_scratch=true
+    algorithm=hg_dagger algorithm.expert_steps=320 algorithm.warmup_steps=0 algorithm.tolerance=1
+    algorithm.batch_size=64 algorithm.updates_per_step=0.5 algorithm.lr=2e-3 run.num_iterations=30"""
+_RECAP = f"""{_CORRECTED.replace("hg_dagger", "recap")} algorithm.value_lr=2e-3 algorithm.capacity=6400"""
 CASES: dict[str, Case] = {
     "sac": Case(f"{_PENDULUM} {_CRITICS} algorithm=sac algorithm.warmup_steps=500 run.num_iterations=90"),
     "iql": Case(
@@ -76,6 +89,14 @@ CASES: dict[str, Case] = {
         algorithm.num_critics=2 algorithm.target_critics=2 algorithm.policy_period=1 algorithm.gamma=0.9
         algorithm.updates_per_step=0.5 algorithm.expert_steps=20000 algorithm.warmup_steps=1600
         env.num_envs=32 env.block_size=32 env.chunks_per_rollout=10 run.num_iterations=400"""),
+    "corrected": Case(_CORRECTED),
+    "recap": Case(_RECAP),
+    "unlabelled": Case(f"{_RECAP} algorithm.positive_share=1"),
+    "negative": Case(
+        f"{_RECAP} warm_start.from_scratch=false run.num_iterations=0 'policy.prompt_suffix=Advantage: negative'",
+        "recap",
+        _WEIGHTS,
+    ),
     "low_gap": Case(f"""{_POINT} algorithm.target_kl=null algorithm.lr=1e-3 algorithm.epochs=6
         algorithm.num_minibatches=4 algorithm.gamma=0.95 algorithm.bootstrap_at_timeout=true
         algorithm.critic_warmup_iterations=0 run.num_iterations=40"""),
@@ -84,7 +105,7 @@ CASES: dict[str, Case] = {
         hierarchy.every=2 hierarchy.columns=[2,3] hierarchy.goal_low=[-1,-1] hierarchy.goal_high=[1,1]
         run.num_iterations=80""",
         "low_gap",
-        _TWO_LEVELS,
+        _WEIGHTS,
     ),
     "low_target": Case(_REACHER),
     # columns 4 and 5 are the target, 8 and 9 the finger's place minus it
@@ -92,7 +113,7 @@ CASES: dict[str, Case] = {
         f"""{_REACHER} hierarchy.every=10 hierarchy.columns=[4,5] hierarchy.way_columns=[8,9]
         hierarchy.way_to_goal=false hierarchy.goal_low=[-0.2,-0.2] hierarchy.goal_high=[0.2,0.2] {_HIGH}""",
         "low_target",
-        _TWO_LEVELS,
+        _WEIGHTS,
     ),
     # columns 16 to 18 are the goal, 19 to 21 the way to it
     "pick": Case(
@@ -101,7 +122,7 @@ CASES: dict[str, Case] = {
         hierarchy.way_columns=[19,20,21] hierarchy.goal_low=[-0.1,-0.1,0.02] hierarchy.goal_high=[0.1,0.1,0.32]
         hierarchy.policy.options.initial_std=0.5 run.num_iterations=150""",
         "dagger",
-        _TWO_LEVELS,
+        _WEIGHTS,
     ),
 }
 
