@@ -23,9 +23,10 @@ from torch.nn import functional as F
 from policies.checkpoint_folder import KeptInFolder, seeded
 from policies.critic import Criticised, Standardise, ValueHead
 from policies.lerobot_processors import read_normalisers, write_normalisers
+from policies.pretrained import Vision, WordPieces, Words, WordVectors, imagenet_tower, require_shipped
 from policies.tokenizer import WordTokenizer
 from policies.transformer import Transformer
-from policies.vision import IMAGES, MAPS, Pool, Stem, image_features, of_cameras, require_seen
+from policies.vision import IMAGES, MAPS, Pool, Stem, conv_tower, image_features, of_cameras, require_seen
 from rlinf_embodied.algorithms.log_probs import mean_near_mode, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
@@ -60,6 +61,8 @@ class TinyVLAOptions:
     num_heads: int = 4
     critic_hidden_size: int = 256
     freeze_stem: bool = True  # in RL: its feature maps are cached with the rollout
+    vision: Vision = Vision.stem  # or efficientnet_lite0, pretrained on ImageNet (policies/pretrained.py)
+    words: Words = Words.learned  # or wordllama, pretrained word vectors
 
     def __post_init__(self) -> None:
         require_numbers(
@@ -70,6 +73,7 @@ class TinyVLAOptions:
         rule = f"it must be a multiple of policy.options.num_heads={self.num_heads}"
         fits = self.hidden_size % self.num_heads == 0
         require(fits, "policy.options.hidden_size", self.hidden_size, rule, "change one of the two")
+        require_shipped(self.vision, self.words)
 
 
 def _adapter(in_features: int, hidden_size: int) -> nn.Sequential:
@@ -88,11 +92,13 @@ class TinyVLANet(nn.Module):
         """Builds the modules for an env's cameras, proprioception and chunk."""
         super().__init__()
         num_cameras, d = len(env.cameras), options.hidden_size
-        self.stem = Stem(num_cameras, options.stem_width)
+        tower = conv_tower if options.vision is Vision.stem else imagenet_tower
+        self.stem = Stem(num_cameras, options.stem_width, tower)
         self.pool = Pool(options.stem_width, options.keypoints, env.image_sizes)
         self.vision_scale = Standardise(num_cameras * self.pool.out_features)
         self.proprio_scale = Standardise(env.proprio_dim)
-        self.words = nn.Embedding(WordTokenizer(options.instruction_length).size, d)
+        learned = options.words is Words.learned
+        self.words = nn.Embedding(WordTokenizer(options.instruction_length).size, d) if learned else WordVectors(d)
         self.cameras = nn.ModuleList([_adapter(self.pool.out_features, d) for _ in range(num_cameras)])
         self.body = _adapter(env.proprio_dim, d)
         self.queries = nn.Parameter(torch.randn(env.chunk, d))
@@ -141,7 +147,8 @@ class TinyVLA(KeptInFolder, Criticised, ImitationPolicy):
         self.config, self.env = config, env
         self.options = typed(config.options, self.options_type, "policy.options")
         self.spec = token_spec(config, env)
-        self._tokenizer = WordTokenizer(self.options.instruction_length)
+        tokenizer = WordTokenizer if self.options.words is Words.learned else WordPieces
+        self._tokenizer = tokenizer(self.options.instruction_length)
         with seeded(seed):
             net = self._net(self.options, config.critic, env)
         self.module: TinyVLANet = net.eval()
@@ -267,7 +274,8 @@ class TinyVLA(KeptInFolder, Criticised, ImitationPolicy):
         return self._parameters(exclude=("value.",) if whole else ("value.", "object_position.", "stem."))
 
     def _parameters(self, exclude: tuple[str, ...]) -> list[nn.Parameter]:
-        return [p for name, p in self.module.named_parameters() if not name.startswith(exclude)]
+        parameters = self.module.named_parameters()
+        return [p for name, p in parameters if p.requires_grad and not name.startswith(exclude)]
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed behaviour-cloning loss over the B rows (scalar).

@@ -21,6 +21,11 @@ _VOCABULARY = """
 WORDS = tuple(_VOCABULARY.split())
 
 
+def words_of(text: str) -> list[str]:
+    """Returns the words of an instruction, in lower case and without punctuation."""
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
 class WordTokenizer:
     """Gives each word of an instruction a number; upper case and punctuation do not matter.
 
@@ -45,7 +50,7 @@ class WordTokenizer:
         return torch.tensor([known[text] for text in instructions], dtype=torch.long).reshape(-1, self.length)
 
     def _encode(self, text: str) -> list[int]:
-        words = re.findall(r"[a-z0-9]+", text.lower())
+        words = words_of(text)
         if len(words) > self.length:
             words = [*words[: self.length - 1], " ".join(words[self.length - 1 :])]
         numbers = [self._numbers.get(word) or self._bucket(word) for word in words]

@@ -7,7 +7,7 @@ images [B, H, W', 3] of each camera --stem--> maps [B, W, H/8, W'/8] --pool--> [
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -23,11 +23,16 @@ _STRIDES = (2, 2, 2, 1)
 _NORM_GROUPS = 8
 
 
-def _tower(width: int) -> nn.Sequential:
+def conv_tower(width: int) -> nn.Sequential:
+    """Returns a tower that maps images [B, 3, H, W'] to [B, width, H/8, W'/8], to be trained from scratch."""
+    return conv_layers((3, width // 2, width, width, width), _STRIDES)
+
+
+def conv_layers(widths: Sequence[int], strides: Sequence[int]) -> nn.Sequential:
+    """Returns 3x3 convolutions, the first from widths[0] to widths[1] channels."""
     # group norm, since with batch norm a row's result would depend on its batch
-    widths = (3, width // 2, width, width, width)
     layers = []
-    for stride, (in_channels, out_channels) in zip(_STRIDES, pairwise(widths), strict=True):
+    for stride, (in_channels, out_channels) in zip(strides, pairwise(widths), strict=True):
         conv = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
         layers.append(nn.Sequential(OrderedDict(conv=conv, bn=nn.GroupNorm(_NORM_GROUPS, out_channels), act=nn.GELU())))
     return nn.Sequential(*layers)
@@ -70,10 +75,10 @@ def require_seen(config: PolicyConfig, env: EnvSpec) -> None:
 class Stem(nn.Module):
     """Convolutional towers, one per camera: scales differ too much between cameras to share weights."""
 
-    def __init__(self, num_cameras: int, width: int) -> None:
+    def __init__(self, num_cameras: int, width: int, tower: Callable[[int], nn.Module] = conv_tower) -> None:
         """Takes the number of cameras K and of output channels W (a multiple of 16)."""
         super().__init__()
-        self.towers = nn.ModuleList([_tower(width) for _ in range(num_cameras)])
+        self.towers = nn.ModuleList([tower(width) for _ in range(num_cameras)])
 
     def forward(self, images: Sequence[Tensor]) -> list[Tensor]:
         """Maps the images of each camera, uint8 [B, H, W', 3], to feature maps, float32 [B, W, H/8, W'/8]."""
