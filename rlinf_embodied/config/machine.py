@@ -51,10 +51,14 @@ class RecoveryConfig:
     max_restarts: int = 5  # within the window; 0: the first fault ends the run, and no snapshots are kept
     window_s: float = 3600.0
     snapshot_share: float = 0.05  # largest fraction of the training time for snapshots; a restart uses the newest one
+    # larger snapshots are not kept: a restart uses the newest checkpoint; None: an eighth of the driver node's memory
+    snapshot_max_gb: float | None = None
 
     def __post_init__(self) -> None:
         require_numbers(self, "recovery", "max_restarts", low=0)
         require_numbers(self, "recovery", "window_s", "snapshot_share", low=0, above=True)
+        if self.snapshot_max_gb is not None:
+            require_numbers(self, "recovery", "snapshot_max_gb", low=0)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -228,6 +228,8 @@ class NoPolicyStage:
 class Evaluation:
     """The evaluation workflow on all devices of a session: env and policy in a loop, round by round."""
 
+    shares_with = None
+
     def __init__(
         self,
         asked: EvaluationEnvConfig,

@@ -135,7 +135,7 @@ class Ahead:
 
     def states_before(self) -> dict[str, tuple[Ref, ...]] | None:
         """Returns the states of stages before the submitted fronts; None if no front is submitted."""
-        return self._executor.states_of(self._begun[0].before) if self._begun else None
+        return self._executor.states_of(self._begun[0].before)[0] if self._begun else None
 
     def messages(self, stage: str) -> list[Ref]:
         """Returns the weights that a stage exported for the fronts of `earlier`."""
@@ -165,5 +165,5 @@ class Ahead:
             if context is not None:
                 self._begin(context, weights, step_context.iteration)
                 context = self._next(follow)
-        executor.import_states(executor.states_of(learners), step_context)
+        executor.import_states(executor.states_of(learners)[0], step_context)
         executor.sync_weights()

@@ -247,17 +247,24 @@ class Executor:
         return answers
 
     # -------------------------------------------------------------------------------------------------------- state
-    def export_states(self, stage: str, step_context: StepContext) -> list[list[Ref]]:
-        """Has the workers of a stage publish their part of its state; returns [part, receipt] of each."""
-        return self._submit_to_all(Call(stage, "export_snapshot", step_context, publishes=True))
+    def export_states(self, stage: str, step_context: StepContext, most: float | None = None) -> list[list[Ref]]:
+        """Has the workers of a stage publish their part of its state; returns [part, receipt] of each.
 
-    def states_of(self, answers: Mapping[str, Sequence[Sequence[Ref]]]) -> dict[str, tuple[Ref, ...]]:
-        """Waits for what `export_states` submitted, by stage; returns the parts of stages that have a state."""
-        states = {}
+        If `most` is given, a part of more than this number of bytes divided by the number of workers is left out.
+        """
+        most = None if most is None else most / len(self.workers(stage))
+        return self._submit_to_all(Call(stage, "export_snapshot", step_context, argument=most, publishes=True))
+
+    def states_of(self, answers: Mapping[str, Sequence[Sequence[Ref]]]) -> tuple[dict[str, tuple[Ref, ...]], float]:
+        """Waits for what `export_states` submitted, by stage; returns the parts of stages with a state, and bytes."""
+        states, num_bytes = {}, 0.0
         for stage, parts_of in answers.items():
-            if any(receipt.report for receipt in self._receipts(parts_of, f"a snapshot of {stage}")):
+            sizes = [receipt.report for receipt in self._receipts(parts_of, f"a snapshot of {stage}")]
+            known = [size for size in sizes if isinstance(size, int)]
+            if known:
                 states[stage] = tuple(refs[0] for refs in parts_of)
-        return states
+            num_bytes += sum(known)
+        return states, num_bytes
 
     def import_states(self, states: Mapping[str, Sequence[Ref]], step_context: StepContext) -> None:
         """Brings stages into these states: every worker of a stage gets all parts of it."""

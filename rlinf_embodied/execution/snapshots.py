@@ -24,6 +24,7 @@ class Snapshot:
     iteration: int  # the next one
     states: dict[str, tuple[Ref, ...]]  # by stage, in the order of its workers
     earlier: tuple[Weights, ...] = ()  # weights of fronts that run ahead, see ahead.py
+    num_bytes: float = 0.0  # of the states
 
 
 @dataclass(slots=True)
@@ -43,22 +44,36 @@ class Pace:
         self.cost_s, self.trained_s = seconds, 0.0
 
 
-def take(session: Session, executor: Executor, iteration: int, stages: Collection[str] | None = None) -> Snapshot:
-    """Returns the state of all stages; `stages` names those that have one, if that is known."""
+def take(
+    session: Session,
+    executor: Executor,
+    iteration: int,
+    stages: Collection[str] | None = None,
+    most: float | None = None,
+) -> Snapshot:
+    """Returns the state of all stages; `stages` names those that have one, if that is known.
+
+    A snapshot of more than `most` bytes is incomplete.
+    """
     names = [name for name in executor.workflow.order() if stages is None or name in stages]
-    states, earlier = states_of(executor, names, iteration), () if executor.ahead is None else executor.ahead.earlier()
-    parts = [ref for refs in states.values() for ref in refs]
-    session.secure([*parts, *(ref for weights in earlier for ref in weights.messages.values())])
-    return Snapshot(iteration, states, earlier)
+    states, num_bytes = states_of(executor, names, iteration, most)
+    earlier = () if executor.ahead is None else executor.ahead.earlier()
+    if most is None or num_bytes <= most:
+        parts = [ref for refs in states.values() for ref in refs]
+        session.secure([*parts, *(ref for weights in earlier for ref in weights.messages.values())])
+    return Snapshot(iteration, states, earlier, num_bytes)
 
 
-def states_of(executor: Executor, stages: Collection[str], iteration: int) -> dict[str, tuple[Ref, ...]]:
-    """Returns the states of stages before an iteration that is to come; those without one are left out."""
+def states_of(
+    executor: Executor, stages: Collection[str], iteration: int, most: float | None = None
+) -> tuple[dict[str, tuple[Ref, ...]], float]:
+    """Returns the states of stages before an iteration that is to come, and their bytes; see Executor.export_states."""
     before, left = None if executor.ahead is None else executor.ahead.states_before(), set(stages)
     if before is not None:  # fronts that run ahead have changed their stages since
         left &= executor.workflow.back()
-    states = executor.states_of({s: executor.export_states(s, StepContext(iteration)) for s in stages if s in left})
-    return states | {stage: refs for stage, refs in (before or {}).items() if stage in stages}
+    at = StepContext(iteration)
+    states, num_bytes = executor.states_of({s: executor.export_states(s, at, most) for s in stages if s in left})
+    return states | {stage: refs for stage, refs in (before or {}).items() if stage in stages}, num_bytes
 
 
 def restore(executor: Executor, snapshot: Snapshot) -> None:

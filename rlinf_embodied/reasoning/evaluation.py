@@ -41,7 +41,7 @@ from rlinf_embodied.reasoning.custom_reward import reward_function
 from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
 from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.generation_stage import LanguageStage
-from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.reasoning.policy_folder import StageConfig, sampling_copy
 from rlinf_embodied.reasoning.prompt_stage import Prompts
 from rlinf_embodied.reasoning.reward_stage import Verifier
 from rlinf_embodied.reasoning.tool_calls import ToolCalls, tool_of
@@ -141,6 +141,9 @@ class AnswerStage(LanguageStage):
     """
 
     _user = STAGE
+
+    def __init__(self, stage_config: StageConfig) -> None:
+        super().__init__(sampling_copy(stage_config))
 
     def setup(self, context: StageContext) -> None:
         super().setup(context)
@@ -273,6 +276,7 @@ class AnswerEvaluation:
     """The evaluation workflow on all devices of a session."""
 
     stage = STAGE
+    shares_with: str | None = None
 
     def __init__(
         self,
@@ -283,6 +287,8 @@ class AnswerEvaluation:
     ) -> None:
         """Builds the stage."""
         self._config, self._folder = stage_config.config, folder
+        if sampling_copy(stage_config) is not stage_config:
+            self.shares_with = "generation"
         sets = problem_sets(stage_config.config, stage_config.folder)
         num_blocks = max(problem_set.num_blocks for problem_set in sets.values())
         spec = StageSpec(STAGE, f"{__name__}.AnswerStage", stage_config)

@@ -15,12 +15,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import cast
 
-import torch
-
-from rlinf_embodied.config import Precision
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.weights import WeightsUser
@@ -36,7 +32,7 @@ from rlinf_embodied.reasoning.batch import (
 )
 from rlinf_embodied.reasoning.engine import GeneratedTurn, engine_of, generate, update
 from rlinf_embodied.reasoning.episode_runner import EpisodeRunner
-from rlinf_embodied.reasoning.policy_folder import StageConfig, shared_model
+from rlinf_embodied.reasoning.policy_folder import StageConfig, sampling_copy, shared_model
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
@@ -59,9 +55,7 @@ class GenerationStage(LanguageStage):
     _user = "generation"
 
     def __init__(self, stage_config: StageConfig) -> None:
-        super().__init__(stage_config)
-        if stage_config.config.generation.precision is Precision.bfloat16:
-            self._stage_config = replace(stage_config, share="generation", dtype=torch.bfloat16)
+        super().__init__(sampling_copy(stage_config))
         self._in_process = stage_config.config.generation.engine != "vllm"  # whether the engine uses the stage's copy
 
     def setup(self, context: StageContext) -> None:

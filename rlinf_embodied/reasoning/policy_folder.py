@@ -7,14 +7,15 @@ evaluation.json                                        the config sections that 
 
 from __future__ import annotations
 
+import copy
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import torch
 
-from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
+from rlinf_embodied.config import LanguagePolicyConfig, MathConfig, Precision
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.weights import SharedPolicy, move
 from rlinf_embodied.plug_ins import load_target
@@ -33,6 +34,13 @@ class StageConfig:
     without_adapters: bool = False  # uses the model with adapters switched off
 
 
+def sampling_copy(stage_config: StageConfig) -> StageConfig:
+    """Returns the argument of a stage that samples: with generation.precision=bfloat16 it has a separate copy."""
+    if stage_config.config.generation.precision is not Precision.bfloat16:
+        return stage_config
+    return replace(stage_config, share="generation", dtype=torch.bfloat16)
+
+
 def load_policy(
     config: LanguagePolicyConfig, folder: str, seed: int, device: str, dtype: torch.dtype | None = None
 ) -> SharedPolicy[LanguagePolicy]:
@@ -40,9 +48,12 @@ def load_policy(
 
     With `dtype` parameters are converted to it before they reach the device; None: they stay as config.precision says.
     """
+    if dtype is not None:
+        config = copy.copy(config)  # `replace` would check that trained weights are float32
+        config.precision = Precision(str(dtype).removeprefix("torch."))  # no float32 copy is read
     policy_class = cast(type[LanguagePolicy], load_target(config._target_))
     policy = policy_class.from_config(config, Path(folder) if folder else None, seed)
-    for parameter in policy.module.parameters() if dtype is not None else ():  # not buffers, as rotary frequencies
+    for parameter in policy.module.parameters() if dtype is not None else ():  # adapters; not buffers (rotary)
         parameter.data = parameter.data.to(dtype)
     move(policy.module, device)
     return SharedPolicy(policy, device=device)

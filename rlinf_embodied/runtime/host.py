@@ -386,9 +386,11 @@ class WorkerHost:
         stage, method, step_context = call.stage, call.method, call.step_context
         if method == "enter":
             return [], None
-        if method == "export_snapshot":  # the report is whether the stage has a state
+        if method == "export_snapshot":  # reports the bytes, None without a state; more than `argument` stay here
             state = self._timed(stage, method, step_context) if hasattr(self.stages[stage], method) else None
-            return [state], state is not None
+            size = None if state is None else payload_bytes(state)
+            most = cast("float | None", call.argument)
+            return [None if most is not None and (size or 0) > most else state], size
         arguments = [*([] if call.argument is None else [call.argument]), *payloads]
         if method == "import_snapshot":
             return [], self._timed(stage, method, step_context, arguments)

@@ -60,6 +60,7 @@ class Evaluating(Protocol):
     """The evaluation stages of a session."""
 
     stage: str  # that holds a copy of the weights
+    shares_with: str | None  # the training stage whose copy it uses in the same worker; None: the learners
     executor: Executor  # of these stages
 
     def run(self, step: int, best: float | None = None, last: bool = False) -> Evaluated:

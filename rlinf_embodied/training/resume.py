@@ -81,7 +81,7 @@ def save_checkpoint(
     of the job.  Stages that the workflow lacks are ignored.
     """
     step_context, ahead, present = StepContext(progress.iteration), executor.ahead, executor.workflow.stages
-    states = states_of(executor, [stage for stage in others if stage in present], progress.iteration)
+    states, _ = states_of(executor, [stage for stage in others if stage in present], progress.iteration)
     parts = [ref for refs in states.values() for ref in refs]
     for learner in (name for name in learners[1:] if name in present):
         parts += executor.publish(learner, "state_part", step_context)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlinf_embodied.cluster.hardware import host_memory_bytes
 from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.snapshots import Pace, Snapshot
@@ -15,6 +17,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Evaluating, Job, Progress
+from rlinf_embodied.training.resume import saved_progress
 
 _ROUNDING = 1e-9  # of a score
 
@@ -27,24 +30,47 @@ class Running:
     session: Session
     folder: RunFolder
     progress: Progress
+    note: Callable[[str], None]  # prints a line
     executor: Executor = field(init=False)
     evaluation: Evaluating = field(init=False)
     checking: Evaluating | None = field(init=False)  # if the run has a goal
     policy_folder: Path = field(init=False)  # from which the stages loaded the policy
     checkpoint: Path | None = field(init=False)  # from which the stages loaded their other state
     saved: int | None = None  # iteration of the newest checkpoint
-    snapshot: Snapshot | None = None  # the newest; None: the run takes no snapshots
-    snapshot_progress: Progress | None = None  # at the time of the snapshot
+    snapshot: Snapshot | None = None  # the newest; None: the run keeps no snapshots
+    snapshot_progress: Progress | None = None  # at the time of the snapshot, or of what the stages were built from
     pace: Pace = field(default_factory=Pace)  # of snapshots
+    takes_snapshots: bool = False
 
     def take_snapshot(self, progress: Progress) -> float:
-        """Takes a snapshot of the stages; returns its duration in seconds."""
-        start = time.time()
+        """Takes a snapshot of the stages; returns its duration in seconds.
+
+        If it is too large, no more are taken; an earlier one stays until the next checkpoint.
+        """
+        start, config = time.time(), self.job.config.recovery
         known = None if self.snapshot is None else self.snapshot.states
-        self.snapshot = snapshots.take(self.session, self.executor, progress.iteration, known)
-        self.snapshot_progress = copy.deepcopy(progress)
+        most = host_memory_bytes() / 8 if config.snapshot_max_gb is None else 1e9 * config.snapshot_max_gb
+        snapshot = snapshots.take(self.session, self.executor, progress.iteration, known, most)
+        self.takes_snapshots = snapshot.num_bytes <= most
+        if self.takes_snapshots:
+            self.snapshot, self.snapshot_progress = snapshot, copy.deepcopy(progress)
+        else:
+            self.note(
+                f"a snapshot of {snapshot.num_bytes / 1e9:.1f} GB exceeds recovery.snapshot_max_gb={most / 1e9:.1f}: "
+                "none are kept, and a lost worker costs the iterations since the newest checkpoint "
+                f"(checkpoint.every={self.job.config.checkpoint.every})"
+            )
         self.pace.taken(time.time() - start)
         return self.pace.cost_s
+
+    def use_checkpoint(self) -> None:
+        """Without a snapshot, makes the newest checkpoint of these weights, if any, the one to restore."""
+        if self.snapshot is None and self.saved is not None:
+            written = self.progress.iteration, self.saved  # of the first only if a fault interrupted `save`
+            folders = [step_folder(self.folder.checkpoints, number) for number in written]
+            for folder in [folder for folder in folders if folder.exists()][:1]:
+                self.policy_folder = self.checkpoint = folder
+                self.snapshot_progress = saved_progress(folder)
 
     def repeat_until(self, iteration: int) -> None:
         """Runs the iterations since the restored snapshot again, and ignores their reports."""
@@ -62,7 +88,8 @@ class Running:
     def _update(self, stages: Evaluating) -> None:
         """Sends the learners' weights to the workers of evaluation stages that do not share them."""
         for learner in self.job.learners:
-            hosts = self.executor.workers(learner)
+            source = stages.shares_with or learner
+            hosts = self.executor.workers(source) if source in self.executor.workflow.stages else []
             missing = [worker for worker in stages.executor.workers(stages.stage) if worker not in hosts]
             if missing:
                 self.executor.send(learner, stages.stage, missing, StepContext(self.progress.iteration))
@@ -122,3 +149,5 @@ class Running:
         if self.saved != self.progress.iteration:
             self.job.save(self.executor, self.folder.checkpoints, self.progress)
             self.saved = self.progress.iteration
+            if not self.takes_snapshots:
+                self.snapshot = None

@@ -131,7 +131,7 @@ class Trainer:
         view, startup, job, progress = self._view, self._account.startup, self._job, self._first_progress
         record = partial(self._folder.append_json, "recoveries.jsonl")
         self._recovery = Recovery(session, self._config.recovery, view.note, self._restore, record, self._regroup)
-        self._running = running = Running(job, session, self._folder, progress)
+        self._running = running = Running(job, session, self._folder, progress, view.note)
         if self._resumed is not None:
             running.saved = progress.iteration
             if running.best_folder is not None and not running.best_folder.exists():  # it belongs to another run
@@ -142,7 +142,7 @@ class Trainer:
         startup.mark("warm start")
         repeat("profile and plan", lambda: self._choose_plan(session, policy_folder), session.clear)
         startup.mark("profile and plan")
-        repeat("set-up of the stages", lambda: self._build(policy_folder, self._resumed), session.clear)
+        repeat("set-up of the stages", lambda: self._build_first(policy_folder, self._resumed), session.clear)
 
     def _choose_plan(self, session: Session, policy_folder: Path) -> None:
         first, folder = self._running.progress.iteration, self._folder
@@ -166,15 +166,22 @@ class Trainer:
         running.evaluation = job.evaluation(running.session, self._cluster, text, self._folder)
         running.checking = job.checking(running.session, self._cluster, text)
         running.refresh()
-        if self._config.recovery.max_restarts > 0 and snapshot is None:
-            running.pace.share = self._config.recovery.snapshot_share
-            running.snapshot = None  # stages of another plan may have different states
-            running.take_snapshot(running.progress)
         startup.mark("evaluation stages")
+
+    def _build_first(self, policy_folder: Path, checkpoint: Path | None) -> None:
+        """Builds the stages as they are after the current progress, and takes the first snapshot."""
+        running, recovery = self._running, self._config.recovery
+        self._build(policy_folder, checkpoint)
+        if recovery.max_restarts > 0:
+            running.pace.share = recovery.snapshot_share
+            running.snapshot = None  # stages of another plan may have different states
+            running.snapshot_progress = copy.deepcopy(running.progress)
+            running.take_snapshot(running.progress)
 
     def _restore(self) -> None:
         running = self._running
         running.session.clear()  # the remaining workers finish their writes
+        running.use_checkpoint()
         self._build(running.policy_folder, running.checkpoint, running.snapshot)
         running.repeat_until(running.progress.iteration)
 
@@ -195,7 +202,7 @@ class Trainer:
 
         def build() -> None:
             self._running.session.clear()
-            self._build(checkpoint, checkpoint)
+            self._build_first(checkpoint, checkpoint)
 
         self._recovery.repeat("new stages", build, lambda: None)
 
@@ -244,7 +251,7 @@ class Trainer:
         start = time.time()
         result, metrics = self._job.run_iteration(running.executor, progress)
         seconds = time.time() - start
-        if running.snapshot is not None and running.pace.is_due(seconds):
+        if running.takes_snapshots and running.pace.is_due(seconds):
             metrics["time/snapshot_s"] = running.take_snapshot(replace(progress, iteration=progress.iteration + 1))
         running.progress = progress
         return result, metrics, seconds

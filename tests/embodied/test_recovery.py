@@ -11,6 +11,8 @@ from training_faults import lost, once
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.errors import HangError, LostWorkerError, ObjectiveError, RlinfError, WorkerError
+from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.training import running
 
 CARRIED = "env.carry_over=true"
 
@@ -36,6 +38,26 @@ def test_iterations_since_the_newest_snapshot_are_run_again(tmp_path, monkeypatc
     assert found["weights_sha256"] == summary["weights_sha256"]
     assert found["after"] == summary["after"]
     assert metric_rows(tmp_path) == metric_rows(folder)
+
+
+@pytest.mark.parametrize(
+    ("memory", "fails", "calls"),
+    [((0,), 2, 4), ((0,), 1, 5), ((1e15, 0), 1, 5), ((1e15, 1e15, 0), 2, 4)],
+    ids=["after a checkpoint", "before any", "an earlier snapshot", "dropped at a checkpoint"],
+)
+def test_without_room_for_snapshots_a_run_recovers_from_its_newest_checkpoint(
+    tmp_path, monkeypatch, straight, memory: tuple[float, ...], fails: int, calls: int
+) -> None:
+    sizes, kept = iter(memory), []
+    monkeypatch.setattr(running, "host_memory_bytes", lambda: next(sizes, 0))
+    monkeypatch.setattr(SerialSession, "secure", lambda self, refs: kept.append(refs))
+    made = once(monkeypatch, PolicyLearner, "run", fails, lost())
+    found = train(three(tmp_path, CARRIED))
+    assert len(made) == calls
+    assert len(kept) == memory.count(1e15)
+    assert found["weights_sha256"] == straight[1]["weights_sha256"]
+    assert metric_rows(tmp_path) == metric_rows(straight[0])
+    assert "none are kept, and a lost worker costs" in (tmp_path / "console.log").read_text()
 
 
 def test_a_resumed_run_recovers_though_its_checkpoint_is_dropped(tmp_path, monkeypatch, straight) -> None:

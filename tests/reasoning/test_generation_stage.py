@@ -7,8 +7,10 @@ from typing import cast
 import pytest
 import torch
 from math_runs import TWO_STEPS, tiny_math
-from runs import clone, executor_for, iterate
+from placements import leaves
+from runs import clone, cluster, executor_for, iterate, job_of
 
+from policies import causal_lm
 from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.learning import weights
@@ -22,6 +24,9 @@ from rlinf_embodied.reasoning.prompt_stage import Position, PromptStage
 from rlinf_embodied.reasoning.reward_stage import RewardStage
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.training.job import Progress
+from rlinf_embodied.training.running import Running
 
 BLOCKS = range(4)  # two sets of two
 
@@ -69,6 +74,33 @@ def test_a_copy_in_bfloat16_reaches_its_device_in_that_precision(monkeypatch):
     stage.setup(solo_context(BLOCKS))
     assert moved
     assert all(dtypes == {torch.bfloat16} for dtypes in moved)
+
+
+def test_evaluations_use_generations_copy_in_bfloat16_and_no_worker_reads_another_in_float32(tmp_path, monkeypatch):
+    config, session, read, original = (
+        tiny_math("generation.precision=bfloat16"),
+        SerialSession(),
+        [],
+        causal_lm.read_model,
+    )
+    plan = leaves(prompts=[0], generation=[1], reward=[0], old_log_probs_optional=[0], actor=[0])
+    folder, job, files = str(clone(config)), job_of(config), RunFolder(tmp_path)
+    monkeypatch.setattr(causal_lm, "read_model", lambda where, dtype: read.append(dtype) or original(where, dtype))
+    running = Running(job, session, files, Progress(), print)
+    running.executor = executor_for(config, plan, 2, session)
+    running.evaluation = job.evaluation(session, cluster(2), folder, files)
+    assert sorted(map(str, read)) == ["torch.bfloat16", "torch.bfloat16", "torch.float32"]
+    first, second = (session._hosts[worker].shared for worker in (0, 1))
+    assert (set(first), set(second)) == ({"policy", "generation"}, {"generation"})
+    trained = first["policy"].policy.module
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.01)
+    running.executor.sync_weights()
+    running._update(running.evaluation)
+    for shared in (first, second):
+        for name, parameter in shared["generation"].policy.module.named_parameters():
+            assert torch.equal(parameter, trained.get_parameter(name).to(torch.bfloat16)), name
 
 
 def test_with_vllm_a_worker_keeps_no_copy_of_the_policy_on_its_device(monkeypatch):
