@@ -1,11 +1,11 @@
 """Learning curves over seeds of experiments/train_vla.py: algorithms that learn from transitions, and two levels.
 
-python -m experiments.bench.control [cases=sac,iql] [seeds=6201,6202] [out=...] [folder=...] [overrides]
+python -m experiments.bench.control [cases=sac,iql] [seeds=6201,6202] [points=10] [out=...] [folder=...] [overrides]
 
 Cases are those of cases.py, all if none is named, each in one process on one core; overrides come after their own
 words.  Runs that `folder` holds already are not trained again, so an interrupted benchmark resumes, and cases can be
-run one by one.  A curve is the outcome of greedy held-out episodes at ten numbers of env steps (of updates, if the
-algorithm learns from recorded data alone).
+run one by one.  A curve is the outcome of greedy held-out episodes at `points` numbers of env steps (of updates, if
+the algorithm learns from recorded data alone).
 
 Writes <out>.json and <out>.png.
 """
@@ -22,6 +22,7 @@ from experiments.bench.harness import Benchmark, chosen, table, trained_run
 from experiments.bench.harness import Run as Asked
 from experiments.bench.harness.curves import Curve, Panel, draw_panels
 from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.embodied.outcome import shown
 from rlinf_embodied.reporting.sections import over_seeds
 from rlinf_embodied.reporting.seeds import seeds_of
@@ -41,11 +42,12 @@ class Options:
 
     cases: str = ""  # names of cases.py joined by commas; "": all
     seeds: str = UNSEEN
+    points: int = POINTS
     folder: str = "runs/bench_control"
     out: str = ""
 
 
-def trained(name: str, seed: int, folder: Path, overrides: Sequence[str]) -> Run:
+def trained(name: str, seed: int, folder: Path, overrides: Sequence[str], points: int = POINTS) -> Run:
     """Returns the run of a case; it, and the one that it begins with, are trained now unless `folder` has them.
 
     Raises:
@@ -53,9 +55,9 @@ def trained(name: str, seed: int, folder: Path, overrides: Sequence[str]) -> Run
         WorkerError: the training failed; its log is named.
     """
     if CASES[name].source:
-        trained(CASES[name].source, seed, folder, overrides)
+        trained(CASES[name].source, seed, folder, overrides, points)
     place, words = place_of(folder, name, seed), words_of(name, seed, folder, overrides)
-    every = max(1, compose_train(words).run.num_iterations // POINTS)
+    every = max(1, compose_train(words).run.num_iterations // points)
     words += [f"eval.every={every}", "eval.record_video=false"]
     return trained_run(f"{name}, seed {seed}", place, words)
 
@@ -95,14 +97,15 @@ def measure(asked: Asked[Options]) -> None:
     """Trains case by case; what others begin with comes before them.
 
     Raises:
-        ConfigError: seeds that are no numbers, an unknown case, or a folder of other settings.
+        ConfigError: seeds or points that are no numbers, an unknown case, or a folder of other settings.
     """
+    require_numbers(asked.options, "", "points", low=1)
     own, runs, found = asked.options, dict[str, list[Run]](), dict[str, list[dict[str, object]]]()
     names, seeds = list(chosen(own.cases, CASES)), seeds_of(own.seeds, "seeds")
     settings = {name: [*CASES[name].words, *COMMON, *asked.overrides] for name in names}
     for name in names:
         for seed in seeds:
-            run = trained(name, seed, Path(own.folder).absolute(), asked.overrides)
+            run = trained(name, seed, Path(own.folder).absolute(), asked.overrides, own.points)
             print(f"{name}, seed {seed}: {shown(run.before)} -> {shown(run.after)}", flush=True)
             runs.setdefault(name, []).append(run)
             found.setdefault(name, []).append({"seed": seed, "curve": curve(run), "summary": run.summary})

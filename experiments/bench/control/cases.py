@@ -64,11 +64,11 @@ _REACHER = """env=gymnasium env.id=Reacher-v5 policy=actor_critic algorithm=ppo_
     env.num_envs=32 env.block_size=16 env.chunks_per_rollout=100 env.carry_over=false run.num_iterations=60"""
 _WEIGHTS = "warm_start.checkpoint"
 # a horizon of 40 and 320 steps of the expert are one episode of each row
-_CORRECTED = """env=point_reach env.obs_size=16 env.options.gap=0.7 env.horizon=40 env.hold_steps=5 env.block_size=8
+_CORRECTED = """env=point_reach env.obs_size=16 env.options.gap=0.7 env.horizon=40 env.block_size=8
     policy=tiny_vla policy.options.hidden_size=32 policy.options.num_layers=1 policy.options.num_heads=2
     policy.options.stem_width=16 policy.options.keypoints=8 policy.options.num_bins=17 warm_start.from_scratch=true
     algorithm=hg_dagger algorithm.expert_steps=320 algorithm.warmup_steps=0 algorithm.tolerance=1
-    algorithm.batch_size=64 algorithm.updates_per_step=0.5 algorithm.lr=2e-3 run.num_iterations=30"""
+    algorithm.batch_size=64 algorithm.updates_per_step=0.5 algorithm.lr=2e-3 run.num_iterations=20"""
 _RECAP = f"""{_CORRECTED.replace("hg_dagger", "recap")} algorithm.value_lr=2e-3 algorithm.capacity=6400"""
 CASES: dict[str, Case] = {
     "sac": Case(f"{_PENDULUM} {_CRITICS} algorithm=sac algorithm.warmup_steps=500 run.num_iterations=90"),

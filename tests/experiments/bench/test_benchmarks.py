@@ -249,6 +249,8 @@ def test_a_case_is_trained_once_with_what_it_begins_with_and_its_settings_stay(t
     assert [name for name, _ in trained] == ["sac, seed 1", "iql, seed 1", "sac, seed 2", "iql, seed 2"]
     assert f"data={tmp_path}/sac/seed_2/checkpoints/latest" in trained[-1][1]
     assert "eval.every=1" in trained[-1][1]
+    control.trained("sac", 3, tmp_path, [], points=2)
+    assert "eval.every=45" in trained.pop()[1]
     assert list(control.curve(runs[0])) == [(0, 1), (5, 3), (10, 5)]
     assert [control.trained("iql", seed, tmp_path, []) for seed in (1, 2)] == runs
     assert len(trained) == 4
