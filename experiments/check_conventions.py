@@ -2,13 +2,15 @@
 
 python experiments/check_conventions.py checkpoint=runs/demo/checkpoints/latest data=runs/pick
 python experiments/check_conventions.py checkpoint=<published folder> policy=pi0 data=runs/pick
+python experiments/check_conventions.py checkpoint=runs/sft/checkpoints/latest env=maniskill_pick
 
 The policy predicts demonstrated chunks from recorded observations, once as they are and once per known fault with that
-fault undone.  A fault is reported if undoing it lowers the error by at least `min_gain` and four standard errors.  It
-then stays undone and the search is repeated, so that several faults are found.  Only a policy that predicts the
-demonstrations well can be checked, and only what its actions depend on.
+fault undone.  Demonstrations are those of `data`, of the scripted expert in `env`, or both.  A fault is reported if
+undoing it lowers the errors of the entries that change by at least `min_gain`, and those of all entries by four
+standard errors.  It then stays undone and the search is repeated, so that several faults are found.  Only a policy
+that predicts the demonstrations well can be checked, and only what its actions depend on.
 
-    images    upside down, mirrored, turned by 90 or 180 degrees, BGR, not cropped, of one or all cameras; swapped
+    images    upside down, mirrored, turned by 90 or 180 degrees, BGR, cropped or not, of one or all cameras; swapped
     state     degrees or radians, entries swapped, quaternions with their real part first or last
     actions   signs, entries swapped, gripper in [0, 1] or inverted, degrees or radians, Euler angles or rotation
               vectors, in the frame of the tool, absolute or relative to the state, another frame rate, a step early
@@ -23,7 +25,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,14 +38,15 @@ from torch.nn import functional as F
 from policies.checkpoint_folder import read_json
 from rlinf_embodied.algorithms.demonstrations import Demonstrations
 from rlinf_embodied.command_line import main
-from rlinf_embodied.compose import compose, compose_train
-from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.compose import compose, compose_export, compose_train
+from rlinf_embodied.config import Critic, EnvConfig, ExportConfig, PolicyConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.data.conversions import ROTATIONS
 from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.data.recorded import ACTION, STATE, RecordedDataset
 from rlinf_embodied.embodied.demonstrations import RecordedChunks
-from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
+from rlinf_embodied.embodied.export import export_dataset
+from rlinf_embodied.embodied.policy_folder import CONDITIONS, load_policy, trained_under
 from rlinf_embodied.embodied.sources import open_dataset
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation, features_of
@@ -48,10 +54,11 @@ from rlinf_embodied.interfaces.policies import Policy
 
 _STANDARD_ERRORS = 4.0
 _MAX_FAULTS = 4
-_ALIKE = 1.2  # factor of errors up to which two explanations are alike
-_BELIEVED = 1.5  # factor up to which an explanation without fitted numbers is believed before one with them
+_SCREENED = 32  # number of frames on which every candidate is tried
+_BELIEVED = 1.5  # factor of errors up to which an explanation with fewer fitted numbers is believed first
 _SMALLEST_SPREAD = 1e-3  # of an action's entry, by which its error is divided
 _CROP = 0.9  # share of an image's area
+_GRIPPER = 6  # the entry of an action that a pose of 6 leaves to a gripper
 _FRAME_CACHE_BYTES = 1e9
 _FORMS = {  # of rotations, by what people call them
     "Euler angles": "euler_xyz",
@@ -68,15 +75,18 @@ class ConventionsConfig:
     """Everything that experiments/check_conventions.py reads; env and policy are the checkpoint's."""
 
     checkpoint: str  # of a run, or with policy=<preset> a folder that others published
-    data: str  # a folder of LeRobot or RLDS
+    data: str = ""  # a folder of LeRobot or RLDS; "": episodes of the scripted expert in env
+    env: EnvConfig | None = None  # given with data: the expert's episodes are checked, too; the checkpoint's by default
+    num_episodes: int = 25  # of the expert
     policy: PolicyConfig | None = None  # of a published folder
     cameras: list[str] = field(default_factory=list)  # of the data, that a published policy sees; []: all
     chunk: int = 0  # of a published folder whose config.json has no chunk_size (OpenVLA-OFT); 0: chunk_size, or else 1
-    num_frames: int = 200  # evenly spread over the dataset
+    num_frames: int = 250  # evenly spread over the dataset
     min_gain: float = 0.15  # least share of the error that disappears
 
     def __post_init__(self) -> None:
         require_numbers(self, "", "num_frames", low=20)
+        require_numbers(self, "", "num_episodes", low=1)
         require_numbers(self, "", "min_gain", above=True, high=1)
 
 
@@ -87,7 +97,7 @@ class Undo:
     name: str  # what the fault is, for example "images of wrist are mirrored"
     seen: Callable[[Observation], Observation] | None = None
     predicted: Callable[[Tensor, Demonstrations], Tensor] = lambda actions, _: actions  # NaN: do not compare
-    fits: bool = False  # whether its numbers are fitted to the demonstrations: others that help are believed first
+    fitted: int = 0  # rank by how much is fitted to the demonstrations; the fewer, the sooner it is believed
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,48 +114,71 @@ def find_faults(predict: Predict, demos: Demonstrations, min_gain: float = 0.15)
     """Returns the faults in the demonstrations, as the policy that predicts sees them, in the order of their effect."""
     found: list[Fault] = []
     undone: list[Undo] = []
-    observation = demos.observation
-    for _ in range(_MAX_FAULTS):
-        raw = predict(observation)
-        base = _undone(raw, demos, undone)
-        helpful: list[tuple[Fault, Undo]] = []
-        for undo in _candidates(demos):
-            if undo.name in {other.name for other in undone}:
-                continue
-            actions = raw if undo.seen is None else predict(undo.seen(observation))
-            errors, before = _compared(_undone(actions, demos, [*undone, undo]), base, demos)
-            difference, mean = before - errors, float(before.mean())
-            sure = float(difference.mean()) > _STANDARD_ERRORS * float(difference.std()) / math.sqrt(len(difference))
-            if sure and float(difference.mean()) >= min_gain * mean:
-                helpful.append((Fault(undo.name, mean, float(errors.mean())), undo))
+    while len(found) < _MAX_FAULTS:
+        names = {undo.name for undo in undone}
+        undos = [undo for undo in _candidates(demos) if undo.name not in names]
+        few = demos.rows(range(0, len(demos), max(1, len(demos) // _SCREENED)))  # most make errors larger on these
+        before, errors = _errors_without(predict, few, undone, undos)
+        undos = [undo for undo, after in zip(undos, errors, strict=True) if _fall(before, after).mean > 0]
+        before, errors = _errors_without(predict, demos, undone, undos)
+        falls = [_fall(before, after) for after in errors]
+        helpful = [
+            (fall.left, undo, after)
+            for fall, undo, after in zip(falls, undos, errors, strict=True)
+            if fall.mean > _STANDARD_ERRORS * fall.standard_error and fall.share >= min_gain
+        ]
         if not helpful:
             break
-        share = lambda pair: pair[0].error_undone / pair[0].error  # noqa: E731
-        least = share(min(helpful, key=share))
-        fault, undo = min(helpful, key=lambda pair: (pair[1].fits or share(pair) > _BELIEVED * least, share(pair)))
-        alike = [f.name for f, _ in helpful if f is not fault and f.error_undone <= _ALIKE * fault.error_undone]
-        found.append(replace(fault, alternatives=tuple(alike)))
-        undone.append(undo)
-        observation = observation if undo.seen is None else undo.seen(observation)
+        least = min(left for left, *_ in helpful)
+        left, best, after = min(helpful, key=lambda each: (each[0] > _BELIEVED * least, each[1].fitted, each[0]))
+        others = [each for each in helpful if each[1] is not best and each[1].fitted <= best.fitted]
+        versus = [(undo.name, _fall(other, after)) for _, undo, other in others]
+        alike = [name for name, fall in versus if fall.mean <= _STANDARD_ERRORS * fall.standard_error]
+        error = float(before.nanmean())
+        found.append(Fault(best.name, error, error * left, tuple(alike)))
+        undone.append(best)
+        if best.seen is not None:
+            demos = replace(demos, observation=best.seen(demos.observation))
     return found
 
 
-def _undone(actions: Tensor, demos: Demonstrations, undone: Sequence[Undo]) -> Tensor:
+def _errors_without(
+    predict: Predict, demos: Demonstrations, undone: Sequence[Undo], undos: Sequence[Undo]
+) -> tuple[Tensor, list[Tensor]]:
+    """Returns errors [M, C, A] after the changes of actions by `undone`, and those with each of `undos` undone, too."""
+    raw = predict(demos.observation)
+    errors = []
+    for undo in undos:
+        actions = raw if undo.seen is None else predict(undo.seen(demos.observation))
+        errors.append(errors_of(actions, demos, [*undone, undo]))
+    return errors_of(raw, demos, undone), errors
+
+
+def errors_of(actions: Tensor, demos: Demonstrations, undone: Sequence[Undo] = ()) -> Tensor:
+    """Returns |predicted - demonstrated| in standard deviations of an entry, float64 [M, C, A]; NaN: not compared."""
     for undo in undone:
         actions = undo.predicted(actions, demos)
-    return actions
+    wanted = demos.actions.double()
+    errors = (actions.double() - wanted).abs() / wanted.flatten(0, 1).std(0).clamp(min=_SMALLEST_SPREAD)
+    return errors if demos.is_pad is None else errors.masked_fill(demos.is_pad[..., None], torch.nan)
 
 
-def _compared(actions: Tensor, base: Tensor, demos: Demonstrations) -> tuple[Tensor, Tensor]:
-    """Returns the errors of two predictions, float64 [M] each, of the entries that both have."""
-    wanted, present = demos.actions.double(), torch.isfinite(actions) & torch.isfinite(base)
-    if demos.is_pad is not None:
-        present &= ~demos.is_pad[..., None]
-    spread = wanted.flatten(0, 1).std(0).clamp(min=_SMALLEST_SPREAD)
-    count = present.sum((1, 2))
-    rows = count > 0
-    errors = [((a.double() - wanted).abs() / spread).where(present, 0.0).sum((1, 2)) / count for a in (actions, base)]
-    return errors[0][rows], errors[1][rows]
+class Fall(NamedTuple):
+    """By how much errors fall, over the entries in which both are compared."""
+
+    mean: float  # over frames
+    standard_error: float
+    share: float  # of the errors before, in entries that change
+    left: float  # share of the errors in all entries that stays
+
+
+def _fall(before: Tensor, after: Tensor) -> Fall:
+    fall = before - after
+    frames, changed = fall.nanmean((1, 2)), fall.abs() > 1e-6
+    frames, total = frames[frames.isfinite()], before[fall.isfinite()].sum().clamp(min=1e-12)
+    share = fall[changed].sum() / before[changed].sum().clamp(min=1e-12)
+    error = frames.std() / math.sqrt(max(1, len(frames)))
+    return Fall(float(frames.mean()), float(error), float(share), 1 - float(fall.nansum() / total))
 
 
 # ---------------------------------------------------------------------------------------------------------- candidates
@@ -163,7 +196,8 @@ def _of_images(cameras: list[str]) -> Iterator[Undo]:
         "rotated by 90 degrees to the left": lambda x: x.rot90(-1, (-3, -2)) if x.shape[-3] == x.shape[-2] else x,
         "rotated by 90 degrees to the right": lambda x: x.rot90(1, (-3, -2)) if x.shape[-3] == x.shape[-2] else x,
         "BGR, not RGB": lambda x: x.flip(-1),
-        f"not cropped to {_CROP} of their area": _cropped,
+        f"not cropped to {_CROP} of their area": lambda x: _zoomed(x, _CROP),
+        f"cropped to {_CROP} of their area": lambda x: _zoomed(x, 1 / _CROP),
     }
     groups = [[camera] for camera in cameras] + ([cameras] if len(cameras) > 1 else [])
     for group, (name, way) in itertools.product(groups, ways.items()):
@@ -181,12 +215,17 @@ def _with_swapped(first: str, second: str) -> Callable[[Observation], Observatio
     return lambda seen: replace(seen, images={name: seen.images[other.get(name, name)] for name in seen.images})
 
 
-def _cropped(images: Tensor) -> Tensor:
+def _zoomed(images: Tensor, area: float) -> Tensor:
+    """Returns the central share `area` of images [..., H, W, 3]; above 1 they shrink, and their edges are repeated."""
     height, width = images.shape[-3:-1]
-    top, left = (round(side * (1 - math.sqrt(_CROP)) / 2) for side in (height, width))
-    kept = images[..., top : height - top, left : width - left, :].flatten(0, -4).movedim(-1, -3).float()
-    grown = F.interpolate(kept, (height, width), mode="bilinear", align_corners=False)
-    return grown.round().to(torch.uint8).movedim(-3, -1).reshape(images.shape)
+    side = math.sqrt(area)
+    rows, columns = ((torch.arange(n) + 0.5 - n / 2) * side / (n / 2) for n in (height, width))
+    grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij")[::-1], -1)
+    zoomed = []
+    for pixels in images.flatten(0, -4).movedim(-1, -3).split(64):
+        sampled = F.grid_sample(pixels.float(), grid.expand(len(pixels), -1, -1, -1), "bilinear", "border", False)
+        zoomed.append(sampled.round().to(torch.uint8))
+    return torch.cat(zoomed).movedim(-3, -1).reshape(images.shape)
 
 
 def _of_state(dim: int) -> Iterator[Undo]:
@@ -226,8 +265,8 @@ def _of_actions(demos: Demonstrations) -> Iterator[Undo]:
     yield Undo(f"{names} [0, 1], and the other end is open", predicted=lambda a, _: _with_last(a, 1 - a[..., -1:]))
     yield Undo("the actions are in degrees, not radians", predicted=lambda a, _: a * (180 / math.pi))
     yield Undo("the actions are in radians, not degrees", predicted=lambda a, _: a * (math.pi / 180))
-    yield Undo("the actions have another scale (normaliser, units or frame rate)", predicted=_scaled, fits=True)
-    yield Undo("the actions have another scale and offset in each entry (statistics)", predicted=_refitted, fits=True)
+    yield Undo("the actions have another scale (normaliser, units or frame rate)", predicted=_scaled, fitted=1)
+    yield Undo("the actions have another scale and offset in each entry (statistics)", predicted=_refitted, fitted=2)
     yield from _of_rotations(demos)
     for kind, sums in (("absolute", False), ("relative", True)) if demos.actions.shape[1] > 1 else ():
         for name, way in (("twice", _slower), ("half", _faster)):
@@ -237,13 +276,11 @@ def _of_actions(demos: Demonstrations) -> Iterator[Undo]:
             )
     if demos.observation.proprio.shape[1] >= dim:
         for sign, name in ((1.0, "absolute, not relative to"), (-1.0, "relative, not absolute, to")):
-            yield Undo(f"the actions are {name} the state", predicted=lambda a, d, sign=sign: a + sign * _offset(a, d))
+            yield Undo(f"the actions are {name} the state", predicted=lambda a, d, sign=sign: _moved(a, d, sign))
     if demos.actions.shape[1] > 1:
-        missing = torch.full_like(demos.actions[:, :1], torch.nan)
-        early = lambda actions, _: torch.cat([actions[:, 1:], missing], 1)  # noqa: E731
-        late = lambda actions, _: torch.cat([missing, actions[:, :-1]], 1)  # noqa: E731
-        yield Undo("the actions begin one step early", predicted=late)
-        yield Undo("the actions begin one step late", predicted=early)
+        none = lambda a: torch.full_like(a[:, :1], torch.nan)  # noqa: E731
+        yield Undo("the actions begin one step early", predicted=lambda a, _: torch.cat([none(a), a[:, :-1]], 1))
+        yield Undo("the actions begin one step late", predicted=lambda a, _: torch.cat([a[:, 1:], none(a)], 1))
 
 
 def _of_rotations(demos: Demonstrations) -> Iterator[Undo]:
@@ -254,13 +291,12 @@ def _of_rotations(demos: Demonstrations) -> Iterator[Undo]:
     for here, there in itertools.permutations(("Euler angles", "rotation vectors")):
         yield Undo(f"the rotations of the actions are {here}, not {there}", predicted=_turned(there, here))
     for form, kind in _FORMS.items():
-        size, rotation, _ = ROTATIONS[kind]
+        size = ROTATIONS[kind][0]
         if state.shape[1] >= 3 + size and (size == 3 or bool((state[:, 3:7].norm(dim=1) - 1).abs().max() < 1e-2)):
-            pose = torch.from_numpy(rotation(state[:, 3 : 3 + size].numpy()).as_matrix()).float()[:, None, None]
-            for name, turn in (("tool, not the base", pose.mT), ("base, not the tool", pose)):
+            for name, inverse in (("tool, not the base", True), ("base, not the tool", False)):
                 yield Undo(
                     f"the actions are in the frame of the {name} (orientation at 3 of the state: {form})",
-                    predicted=lambda a, _, turn=turn: _in_frame(a, turn),
+                    predicted=lambda a, d, kind=kind, inverse=inverse: _in_frame(a, d, kind, inverse),
                 )
 
 
@@ -274,23 +310,25 @@ def _turned(here: str, there: str) -> Callable[[Tensor, Demonstrations], Tensor]
     return changed
 
 
-def _in_frame(actions: Tensor, turn: Tensor) -> Tensor:
-    """Returns actions [M, C, A] whose translations and (small) rotations are turned by matrices [M, 1, 1, 3, 3]."""
-    parts = actions[..., :6].unflatten(-1, (2, 3))
+def _in_frame(actions: Tensor, demos: Demonstrations, kind: str, inverse: bool) -> Tensor:
+    """Returns actions [M, C, A] whose translations and (small) rotations are turned by the state's orientation."""
+    size, rotation, _ = ROTATIONS[kind]
+    turn = torch.from_numpy(rotation(demos.observation.proprio[:, 3 : 3 + size].numpy()).as_matrix()).float()
+    turn, parts = (turn.mT if inverse else turn)[:, None, None], actions[..., :6].unflatten(-1, (2, 3))
     return torch.cat([(turn @ parts[..., None])[..., 0].flatten(-2), actions[..., 6:]], -1)
 
 
 def _slower(actions: Tensor, sums: bool) -> Tensor:
     """Returns a chunk with two steps in place of each."""
     steps = actions.repeat_interleave(2, 1)[:, : actions.shape[1]]
-    return steps / 2 if sums else steps
+    return _posed(steps / 2, steps) if sums else steps
 
 
 def _faster(actions: Tensor, sums: bool) -> Tensor:
     """Returns a chunk with a step in place of two."""
     half = actions.shape[1] // 2
     pairs = actions[:, : 2 * half].unflatten(1, (half, 2))
-    steps = pairs.sum(2) if sums else pairs[:, :, 1]
+    steps = _posed(pairs.sum(2), pairs[:, :, 1]) if sums else pairs[:, :, 1]
     return torch.cat([steps, torch.full_like(actions[:, half:], torch.nan)], 1)
 
 
@@ -307,8 +345,13 @@ def _with_last(actions: Tensor, last: Tensor) -> Tensor:
     return torch.cat([actions[..., :-1], last], -1)
 
 
-def _offset(actions: Tensor, demos: Demonstrations) -> Tensor:
-    return demos.observation.proprio[:, None, : actions.shape[-1]]
+def _posed(poses: Tensor, others: Tensor) -> Tensor:
+    """Returns the pose of actions of 7 entries with the gripper of `others`; other actions have no gripper."""
+    return torch.cat([poses[..., :_GRIPPER], others[..., _GRIPPER:]], -1) if poses.shape[-1] == _GRIPPER + 1 else poses
+
+
+def _moved(actions: Tensor, demos: Demonstrations, sign: float) -> Tensor:
+    return _posed(actions + sign * demos.observation.proprio[:, None, : actions.shape[-1]], actions)
 
 
 def _scaled(actions: Tensor, demos: Demonstrations) -> Tensor:
@@ -329,20 +372,30 @@ def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrati
     if not isinstance(spec, EnvSpec):
         rule = "its policy has no attribute `env`, the EnvSpec that it acts in"
         raise CheckpointError(f"checkpoint is {config.checkpoint!r}, but {rule}: set it in from_folder")
-    action = "record it with the policy's cameras, state and actions, or rename its features"
+    path, value = ("data", config.data) if config.env is None else ("env.task", config.env.task)
+    action = "use one with the policy's cameras, state and actions, or rename its features"
     for name in spec.cameras:
-        require(name in dataset.cameras, "data", config.data, f"the policy sees a camera {name!r}", action)
+        require(name in dataset.cameras, path, value, f"the policy sees a camera {name!r}", action)
     for name, size, needed in (
         (ACTION, dataset.size(ACTION), spec.action_dim),
         (STATE, dataset.state.shape[1], spec.proprio_dim),
     ):
-        require(size == needed, "data", config.data, f"{name} has {size} entries and the policy {needed}", action)
+        require(size == needed, path, value, f"{name} has {size} entries and the policy {needed}", action)
     frames = np.unique(np.linspace(0, len(dataset) - 1, config.num_frames).astype(np.int64))
     demos = RecordedChunks(dataset, frames, spec, FrameCache(_FRAME_CACHE_BYTES)).rows(range(len(frames)))
-    start, numbers = policy.spec.greedy_noise, np.arange(len(demos))  # a flow begins with noise
-    noise = None if start is None else start.draw(0, "conventions", numbers)
-    temperature = 1.0 if start is None else 0.0  # as an evaluation
-    return lambda seen: policy.act(policy.encode(seen), noise, temperature).actions.float(), demos, noise
+    return partial(predicted, policy), demos, greedy_noise(policy, len(demos))
+
+
+def greedy_noise(policy: Policy, rows: int) -> Tensor | None:
+    """Returns the noise with which a flow begins, the same for every fault."""
+    start = policy.spec.greedy_noise
+    return None if start is None else start.draw(0, "conventions", np.arange(rows))
+
+
+def predicted(policy: Policy, seen: Observation) -> Tensor:
+    """Returns a policy's actions, float32 [M, C, A], as in an evaluation."""
+    noise = greedy_noise(policy, len(seen))
+    return policy.act(policy.encode(seen), noise, 1.0 if noise is None else 0.0).actions.float()
 
 
 def open_policy(config: ConventionsConfig, dataset: RecordedDataset) -> Policy:
@@ -350,43 +403,57 @@ def open_policy(config: ConventionsConfig, dataset: RecordedDataset) -> Policy:
     if config.policy is None:
         return load_policy(trained_under(config.checkpoint).policy, config.checkpoint, "cpu").policy
     section = replace(config.policy, critic=Critic.observation)
-    return load_policy(section, config.checkpoint, "cpu", _spec_of(dataset, config)).policy
-
-
-def _spec_of(dataset: RecordedDataset, config: ConventionsConfig) -> EnvSpec:
-    """Returns what a published policy is taken to act in: the robot of the dataset."""
     described = read_json(Path(config.checkpoint) / "config.json", "give a published folder")
-    chunk = config.chunk or int(described.get("chunk_size", 1))
     cameras = config.cameras or list(dataset.cameras)
     known = set(cameras) <= set(dataset.cameras)
     require(known, "cameras", cameras, f"the data has {', '.join(dataset.cameras)}", "use some of these")
+    spec = spec_of(dataset, cameras, config.chunk or int(described.get("chunk_size", 1)))
+    return load_policy(section, config.checkpoint, "cpu", spec).policy
+
+
+def spec_of(dataset: RecordedDataset, cameras: Sequence[str], chunk: int) -> EnvSpec:
+    """Returns what a policy acts in if nothing but a dataset is known: the robot of the dataset."""
     images = {name: dataset.image_size(name) for name in cameras}
     features = features_of(images, {"proprio": sum(dataset.states.values())})
-    return EnvSpec(str(config.data), 1, chunk, chunk, dataset.size(ACTION) or 0, features, "recorded")
+    return EnvSpec("data", 1, chunk, chunk, dataset.size(ACTION) or 0, features, "recorded")
 
 
 def compose_check(words: Sequence[str]) -> ConventionsConfig:
-    """Returns the config of the command's words; those of the policy are as in a training."""
-    of_policy = [word for word in words if word.startswith(("policy=", "policy."))]
-    config = compose(ConventionsConfig, [word for word in words if word not in of_policy])
-    if of_policy:
-        config.policy = compose_train(of_policy).policy
+    """Returns the config of the command's words; those of policy and env are as in a training and an export."""
+    of = {name: [word for word in words if word.startswith((f"{name}=", f"{name}."))] for name in ("policy", "env")}
+    config = compose(ConventionsConfig, [word for word in words if word not in of["policy"] + of["env"]])
+    if of["policy"]:
+        config.policy = compose_train(of["policy"]).policy
+    if of["env"] or (not config.data and (Path(config.checkpoint) / CONDITIONS).is_file()):
+        config.env = compose_export([*of["env"], f"checkpoint={config.checkpoint}", "policy=expert", "out=-"]).env
     return config
 
 
 def check(config: ConventionsConfig) -> int:
+    given, rule = bool(config.data) or config.env is not None, "demonstrations are needed"
+    require(given, "data", config.data, rule, "give data=<folder> or env=<preset>")
+    num_faults = _checked(replace(config, env=None)) if config.data else 0
+    if config.env is not None:
+        with TemporaryDirectory() as place:
+            recording = ExportConfig(out=place, policy="expert", env=config.env, num_episodes=config.num_episodes)
+            export_dataset(recording, lambda *progress: None)
+            print(f"{config.num_episodes} episodes of the expert in {config.env.task}")
+            num_faults += _checked(replace(config, data=place))
+    return 1 if num_faults else 0
+
+
+def _checked(config: ConventionsConfig) -> int:
     predict, demos, _ = read_demonstrations(config)
     with torch.no_grad():
         faults = find_faults(predict, demos, config.min_gain)
-        wanted = predict(demos.observation)
-    error = float(_compared(wanted, wanted, demos)[0].mean())
+        error = float(errors_of(predict(demos.observation), demos).nanmean())
     print(f"{len(demos)} frames; mean error of an action {error:.3f} of its standard deviation")
     for fault in faults:
         print(f"found: {fault.name}: undone, the error falls from {fault.error:.3f} to {fault.error_undone:.3f}")
         for name in fault.alternatives:
             print(f"   or: {name}")
     print(f"{len(faults)} faults found" if faults else "no fault found")
-    return 1 if faults else 0
+    return len(faults)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,21 @@
-"""Planted faults are named and clean data raise no alarm: a cloned policy, and one that reads images."""
+"""Planted faults are named and clean data raise no alarm: behaviour-cloned policies, scripted ones, real episodes."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
-import numpy as np
 import pytest
 import torch
 from runs import clone, tiny
 from scipy.spatial.transform import Rotation
+from torch.nn import functional as F
 
-from experiments.check_conventions import (
-    ConventionsConfig,
-    check,
-    compose_check,
-    find_faults,
-    open_policy,
-    read_demonstrations,
-)
-from experiments.examples import small_pi
-from policies.pi.policy import PiPolicy
+from envs.point_reach import PointSimulator
+from experiments.bench import conventions
+from experiments.check_conventions import ConventionsConfig, check, compose_check, find_faults, read_demonstrations
 from rlinf_embodied.algorithms.demonstrations import Demonstrations
 from rlinf_embodied.compose import compose_export
-from rlinf_embodied.data.lerobot import LeRobotEpisode
-from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.embodied.export import export_dataset
-from rlinf_embodied.embodied.sources import open_dataset
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import Observation
 
 ENV = ["env=point_reach", "env.obs_size=16", "env.chunk=4", "env.horizon=12", "env.block_size=4"]
@@ -70,6 +60,28 @@ def test_faults_in_the_data_of_a_cloned_policy_are_named_and_clean_data_raises_n
         assert len(fault.alternatives) <= 2
 
 
+def test_without_data_a_policy_is_checked_against_the_expert_of_an_env(cloned, capsys, monkeypatch) -> None:
+    words = [f"checkpoint={cloned.checkpoint}", "num_episodes=12", "num_frames=80"]
+    assert check(compose_check(words)) == 0  # in its own env
+    assert "12 episodes of the expert in PointReach-v0\n" in capsys.readouterr().out
+    turned, step, expert = torch.tensor([1.0, -1.0]), PointSimulator.step, PointSimulator.expert
+    monkeypatch.setattr(PointSimulator, "step", lambda self, actions, rows: step(self, actions * turned, rows))
+    monkeypatch.setattr(PointSimulator, "expert", lambda self: expert(self) * turned)
+    own = [*ENV, "env.cameras=[base_camera]"]
+    assert check(compose_check([*words, f"data={cloned.data}", *own])) == 1
+    printed = capsys.readouterr().out
+    assert printed.index("no fault found") < printed.index("12 episodes of the expert")  # the data comes first
+    assert (
+        "entry 1 of the actions (a gripper's place) has the other sign" in printed
+    )  # or of the state: one explanation
+    assert printed.endswith("1 faults found\n")
+
+
+def test_without_data_and_env_a_published_folder_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"data is '', but demonstrations are needed: give data=<folder> or env="):
+        check(compose_check([f"checkpoint={tmp_path}", "policy=pi0"]))
+
+
 # --------------------------------------------------------------------------------------------------------------- images
 def reads_images(seen: Observation) -> torch.Tensor:
     """Actions [M, 1, 3]: column and row of the red pixel in the first camera, column of the one in the second."""
@@ -110,6 +122,31 @@ def test_faults_in_images_are_named() -> None:
     assert found == {name: [name] for name in planted}
 
 
+def centre_of_light(seen: Observation) -> torch.Tensor:
+    """Actions [M, 1, 2]: sine of thrice the distances of the light from the image's middle, in half sides."""
+    light = seen.images["front"][..., 0].double()
+    across = (torch.arange(128) + 0.5) / 64 - 1
+    centres = [(light.sum(axis) * across).sum(1) / light.sum((1, 2)) for axis in (1, 2)]
+    return (3 * torch.stack(centres, 1)[:, None]).sin().float()  # a crop is no scale of the actions
+
+
+@pytest.mark.parametrize(("area", "name"), [(0.9, "cropped"), (1 / 0.9, "not cropped")])
+def test_crops_are_named(area: float, name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y, x = (torch.rand(2, 60, 1, 1, generator=generator) * 90 + 19).unbind()
+    rows, columns = torch.meshgrid(torch.arange(128), torch.arange(128), indexing="ij")
+    spot = 255 * torch.exp(-((rows - y) ** 2 + (columns - x) ** 2) / 60)
+    clean = Observation({"proprio": x[:, 0]}, ("reach",) * 60, {"front": spot[..., None].expand(-1, -1, -1, 3).byte()})
+    noise = 0.005 * torch.randn(60, 1, 2, generator=generator)
+    demos = Demonstrations(clean, centre_of_light(clean) + noise)
+    assert find_faults(centre_of_light, demos) == []
+    border = round(64 * (area**0.5 - 1))
+    framed = F.pad(clean.images["front"].movedim(-1, -3).float(), [border] * 4)  # or cropped, if it is negative
+    resized = F.interpolate(framed, (128, 128), mode="bilinear").byte().movedim(-3, -1)
+    faults = find_faults(centre_of_light, with_images(demos, lambda shown: {"front": resized}))
+    assert [fault.name for fault in faults] == [f"images of front are {name} to 0.9 of their area"]
+
+
 # -------------------------------------------------------------------------------------------------------------- actions
 ROWS, CHUNK = 80, 4
 WEIGHTS = torch.randn(8, CHUNK * 7, generator=torch.Generator().manual_seed(1))
@@ -127,7 +164,7 @@ def of_euler_angles(actions: torch.Tensor) -> torch.Tensor:
 
 
 def in_tool(actions: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    turn = torch.from_numpy(Rotation.from_rotvec(state[:, 3:6].numpy()).as_matrix()).float()
+    turn = torch.from_numpy(Rotation.from_quat(state[:, 3:7].numpy()).as_matrix()).float()
     return torch.cat(
         [torch.einsum("mji,mcj->mci", turn, actions[..., k : k + 3]) for k in (0, 3)] + [actions[..., 6:]], -1
     )
@@ -135,103 +172,67 @@ def in_tool(actions: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
 
 def test_faults_in_poses_grippers_rates_and_statistics_are_named() -> None:
     generator = torch.Generator().manual_seed(0)
-    clean = Observation({"proprio": torch.randn(ROWS, 8, generator=generator)}, ("reach",) * ROWS)
+    quaternions = F.normalize(torch.randn(ROWS, 4, generator=generator))
+    state = torch.cat([torch.randn(ROWS, 3, generator=generator), quaternions, torch.rand(ROWS, 1)], 1)
+    clean = Observation({"proprio": state}, ("reach",) * ROWS)
     noise = 0.02 * torch.randn(ROWS, CHUNK, 7, generator=generator)
-    state, scale = clean.proprio, torch.tensor([1.0, 2.0, 0.3, 1.0, 5.0, 1.0, 1.0])
+    pose, scale = torch.cat([state[:, :6], torch.zeros(ROWS, 1)], 1)[:, None], torch.tensor([1, 2, 0.3, 1, 5, 1, 1])
+    halved, nothing = torch.tensor([*[0.5] * 6, 1.0]), torch.full((ROWS, 2, 7), torch.nan)
+    sums = lambda a: torch.cat([a.unflatten(1, (2, 2))[..., :6].sum(2), a[:, 1::2, 6:]], -1)  # noqa: E731
     planted = {
         "the rotations of the actions are Euler angles, not rotation vectors": of_euler_angles,
-        "the actions are in the frame of the tool, not the base (orientation at 3 of the state: rotation vectors)": (
+        "the actions are in the frame of the tool, not the base (orientation at 3 of the state: xyzw)": (
             lambda a: in_tool(a, state)
         ),
         "entry 6 of the actions (a gripper's place) lies in [0, 1], and the other end is open": (
             lambda a: torch.cat([a[..., :6], 1 - a[..., 6:]], -1)
         ),
+        "entry 6 of the actions (a gripper's place) lies in [-1, 1], not [0, 1]": (
+            lambda a: torch.cat([a[..., :6], 2 * a[..., 6:] - 1], -1)
+        ),
         "the actions are in degrees, not radians": lambda a: a * DEGREES,
-        "the actions are relative, not absolute, to the state": lambda a: a - state[:, None, :7],
+        "the actions are relative, not absolute, to the state": lambda a: a - pose,
+        "the actions are absolute, not relative to the state": lambda a: a + pose,
         "the data has twice the frame rate that the policy learned (absolute actions)": (
             lambda a: a.repeat_interleave(2, 1)[:, :CHUNK]
         ),
-        "the data has half the frame rate that the policy learned (relative actions)": (
-            lambda a: torch.cat([a.unflatten(1, (2, 2)).sum(2), torch.zeros(ROWS, 2, 7)], 1)
+        "the data has twice the frame rate that the policy learned (relative actions)": (
+            lambda a: a.repeat_interleave(2, 1)[:, :CHUNK] * halved
         ),
+        "the data has half the frame rate that the policy learned (absolute actions)": (
+            lambda a: torch.cat([a[:, 1::2], nothing], 1)
+        ),
+        "the data has half the frame rate that the policy learned (relative actions)": (
+            lambda a: torch.cat([sums(a), nothing], 1)
+        ),
+        "the actions begin one step late": lambda a: torch.cat([a[:, 1:], nothing[:, :1]], 1),
+        "the actions begin one step early": lambda a: torch.cat([nothing[:, :1], a[:, :-1]], 1),
         "the actions have another scale and offset in each entry (statistics)": lambda a: a * scale + 0.3,
     }
     assert find_faults(moves, Demonstrations(clean, moves(clean) + noise)) == []
     for name, plant in planted.items():
         changed = plant(moves(clean)) + noise
-        is_pad = (torch.arange(CHUNK) >= 2).expand(ROWS, -1) if "half" in name else None
-        found = find_faults(moves, Demonstrations(clean, changed, is_pad=is_pad))
-        assert [fault.name for fault in found[:1]] == [name], (name, found)
+        demos = Demonstrations(clean, changed.nan_to_num(), is_pad=changed[..., 0].isnan())
+        found = find_faults(moves, demos)
+        assert [fault.name for fault in found] == [name], (name, found)
+    first = replace(clean, state={"proprio": state[:, [0, 1, 2, 6, 3, 4, 5, 7]]})
+    (fault,) = find_faults(moves, Demonstrations(first, moves(clean) + noise))
+    assert fault.name == "the quaternion at 3 of the state has its real part first"
 
 
 # ------------------------------------------------------------------------------------------------- published policies
-def on_actions(change):
-    return lambda demos: replace(demos, actions=change(demos.actions))
-
-
-REAL = {
-    "images of image_1, image_0 are upside down": lambda d: with_images(
-        d, lambda shown: {name: x.flip(-3) for name, x in shown.items()}
-    ),
-    "images of image_1, image_0 are mirrored": lambda d: with_images(
-        d, lambda shown: {name: x.flip(-2) for name, x in shown.items()}
-    ),
-    "images of image_0 are rotated by 180 degrees": lambda d: with_images(
-        d, lambda shown: {**shown, "image_0": shown["image_0"].flip(-3, -2)}
-    ),
-    "entries 0 and 1 of the state are swapped": lambda d: with_state(d, lambda s: s[:, [1, 0, 2, 3, 4, 5, 6]]),
-    "the state is in degrees, not radians": lambda d: with_state(d, lambda s: s * DEGREES),
-    "entry 0 of the actions has the other sign": on_actions(lambda a: a * torch.tensor([-1.0, *[1.0] * 6])),
-    "entries 0 and 2 of the actions are swapped": on_actions(lambda a: a[..., [2, 1, 0, 3, 4, 5, 6]]),
-    "entry 6 of the actions (a gripper's place) lies in [0, 1], and the other end is open": on_actions(
-        lambda a: torch.cat([a[..., :6], 1 - a[..., 6:]], -1)
-    ),
-    "the actions are in degrees, not radians": on_actions(lambda a: a * DEGREES),
-    "the actions have another scale and offset in each entry (statistics)": on_actions(
-        lambda a: a * torch.tensor([1, 3, 0.3, 1, 4, 1, 1]) + 0.02
-    ),
-}
-
-
-def fit(policy: PiPolicy, demos: Demonstrations, steps: int) -> None:
-    """Fits a policy to chunks, which takes some two minutes."""
-    parameters, generator = policy.imitation_parameters(True), torch.Generator().manual_seed(0)
-    optimizer = torch.optim.AdamW(parameters, lr=2e-3)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.05)
-    assert policy.imitation_noise is not None
-    for step in range(steps):
-        part = demos.rows(torch.randint(len(demos), (32,), generator=generator))
-        targets = part.targets("cpu") | {"noise": policy.imitation_noise.draw(0, "fit", step, range(32))}
-        optimizer.zero_grad()
-        (policy.imitation_loss(policy.encode_trainable(part.observation), part.actions, targets) / 32).backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        rate.step()
+@pytest.mark.skipif(SHARED is None, reason="shared/data/real_episodes is in no folder above the project's")
+def test_the_benchmark_of_planted_faults_takes_real_episodes(capsys) -> None:
+    data = str(SHARED / "shared/data/real_episodes/bridge_rlds")
+    few = {"cameras": ["image_1", "image_0"], "faults": ["the actions are absolute"], "steps": 2}
+    assert conventions.measure(conventions.Options(data=data, policy="tiny_vla", **few)) in (0, 1)
+    assert "| the actions are absolute, not relative to the state |" in capsys.readouterr().out
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("policy", ["pi0", "openvla_oft", "tiny_vla"])
 @pytest.mark.skipif(SHARED is None, reason="shared/data/real_episodes is in no folder above the project's")
-def test_faults_in_real_episodes_are_named_by_a_small_pi0_that_was_fitted_to_them(tmp_path) -> None:
-    real = open_dataset(SHARED / "shared/data/real_episodes/bridge_rlds", "data")
-    cameras = list(real.cameras)[:2]  # the others are black
-    episodes = []
-    for rows in map(real.frames, range(real.num_episodes)):
-        shown = {name: real.images(name, np.array(rows)) for name in cameras}
-        part = slice(rows.start, rows.stop)
-        episodes.append(LeRobotEpisode(real.task(rows.start), real.columns["action"][part], real.state[part], shown))
-    write_dataset(data := tmp_path / "data", episodes, 5, "widowx")
-    words = " ".join(dict.fromkeys(" ".join(real.tasks).split()))
-    sizes = {"cameras": cameras, "chunk": 4, "image_size": 28, "hidden_size": 64}
-    small_pi.write_small(small_pi.Options(out=str(tmp_path / "pi0"), data=str(data), instruction=words, **sizes))
-    options = ["clip_actions=false", "expert_only=false", "freeze_vision=false"]
-    given = ["policy=pi0", "policy.critic=observation", *(f"policy.options.{option}" for option in options)]
-    config = compose_check([f"checkpoint={tmp_path / 'pi0'}", f"data={data}", "num_frames=250", *given])
-    policy = cast(PiPolicy, open_policy(config, open_dataset(data, "data")))
-    fit(policy, read_demonstrations(config)[1], steps=350)
-    policy.save(tmp_path / "fitted")
-    config = replace(config, checkpoint=str(tmp_path / "fitted"), num_frames=40)
-    with torch.no_grad():
-        predict, demos, _ = read_demonstrations(config)
-        assert find_faults(predict, demos) == []
-        found = {name: find_faults(predict, plant(demos))[0].name for name, plant in REAL.items()}
-    assert found == {name: name for name in REAL}
+def test_faults_in_real_episodes_are_named_by_a_small_policy_that_was_fitted_to_them(policy: str) -> None:
+    data = str(SHARED / "shared/data/real_episodes/bridge_rlds")
+    cameras = ["image_1", "image_0"]  # the others are black
+    assert conventions.measure(conventions.Options(data=data, policy=policy, cameras=cameras)) == 0
