@@ -115,11 +115,6 @@ class CausalLM:
         """Writes adapters in peft's format, with `base` as their base model; does nothing without adapters."""
         write_adapters(self.model, folder, base, "CAUSAL_LM")
 
-    # ------------------------------------------------------------------------------------------------------------ text
-    def encode_completion(self, text: str) -> list[int]:
-        """Returns the tokens of an answer and the token that ends it."""
-        return [*self.codec.encode_answer(text), self.spec.eos_ids[0]]
-
     # ----------------------------------------------------------------------------------------------------------- model
     def log_probs(
         self, batch: TokenBatch, temperature: float, with_entropy: bool = True, entropy_gradient: bool = True

@@ -23,8 +23,6 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from rlinf_embodied.interfaces.language import Prefix
-
 Logits = Callable[[Tensor], Tensor]  # masks logits of tokens that are never predicted
 _GROWTH = 8  # columns: more waste reads, fewer cause more copies
 
@@ -43,10 +41,9 @@ def has_plain_cache(model: PreTrainedModel, width: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class CachedPrefix:
-    """N prompts padded on the left to P columns, with the keys and values of every layer."""
+class _Prompts:
+    """N prefilled prompts, padded on the left to P columns, with the keys and values of every layer."""
 
-    logits: Tensor  # [N, V]
     lengths: Tensor  # int64 [N]
     keys: list[Tensor]  # per layer [N, heads, P, head size]
     values: list[Tensor]
@@ -72,8 +69,8 @@ class RingDecoder:
         self._size = 0  # elements in each table's memory
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> CachedPrefix:
-        """Reads N prompts by one forward pass."""
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Reads N prompts by one forward pass; returns the next tokens' logits [N, V]."""
         model = self._model
         device = next(model.parameters()).device
         lengths = torch.tensor([len(prompt) for prompt in prompts])
@@ -92,12 +89,13 @@ class RingDecoder:
         ).logits[:, -1]
         layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
         keys, values = [layer.keys for layer in layers], [layer.values for layer in layers]
-        return CachedPrefix(self._masked(logits), lengths.to(device), keys, values)  # pyright: ignore[reportArgumentType]
+        self._prompts = _Prompts(lengths.to(device), keys, values)  # pyright: ignore[reportArgumentType]
+        return self._masked(logits)
 
     @torch.inference_mode()
-    def join(self, prefix: Prefix, prompts: Tensor, slots: Tensor) -> None:
+    def join(self, prompts: Tensor, slots: Tensor) -> None:
         """Copies prompts into slots, before the next column to write."""
-        assert isinstance(prefix, CachedPrefix), "a prefix of another decoder"
+        prefix = self._prompts
         length = prefix.keys[0].shape[2]
         if not self.keys:
             self._allocate(prefix)
@@ -113,7 +111,7 @@ class RingDecoder:
         self.hidden[slots[:, None], columns] = padding.to(self.hidden.dtype) * lowest
         self.positions[slots] = lengths
 
-    def _allocate(self, prefix: CachedPrefix) -> None:
+    def _allocate(self, prefix: _Prompts) -> None:
         self.next = prefix.keys[0].shape[2]
         tables = [*prefix.keys, *prefix.values]
         self._size = max(self.max_num_seqs * read.shape[1] * self.width * read.shape[3] for read in tables)

@@ -15,8 +15,8 @@ from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import checkpoint_blocks, layers_of
 
 
-class ValueNet(nn.Module):
-    """Trunk and head."""
+class ValueLM(nn.Module):
+    """V(prompt and completion so far): a copy of a policy's trunk that shares no parameter with it, and a head."""
 
     def __init__(self, trunk: PreTrainedModel) -> None:
         """The head starts at 0, so that a new critic returns 0."""
@@ -26,16 +26,9 @@ class ValueNet(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Returns one value per token, [B, L], which depends on it and the tokens before it."""
-        return self.head(self.trunk(input_ids=tokens, use_cache=False).last_hidden_state)[..., 0]
-
-
-class ValueLM:
-    """V(prompt and completion so far): a copy of a policy's trunk that shares no parameter with it."""
-
-    def __init__(self, module: ValueNet) -> None:
-        self.module = module.eval()
+    @property
+    def module(self) -> nn.Module:
+        return self
 
     @classmethod
     def from_policy(cls, policy: CausalLM) -> ValueLM:
@@ -44,11 +37,12 @@ class ValueLM:
         trunk.requires_grad_(True)
         if policy.checkpoints:
             checkpoint_blocks(layers_of(trunk))
-        return cls(ValueNet(trunk.float()))  # in float32, since all of it is trained
+        return cls(trunk.float()).eval()  # in float32, since all of it is trained
 
     def values(self, batch: TokenBatch) -> Tensor:
         """Returns V before each token of the completions, float32 [B, R], differentiable; 0 after them."""
         mask = batch.mask
-        values = self.module(batch.tokens[:, :-1]).to(torch.float32)
+        hidden = self.trunk(input_ids=batch.tokens[:, :-1], use_cache=False).last_hidden_state
+        values = self.head(hidden)[..., 0].to(torch.float32)  # each depends on its token and those before it
         columns = batch.prompt_lengths[:, None] - 1 + torch.arange(mask.shape[1], device=mask.device)
         return torch.where(mask, values.gather(1, columns.clamp(max=values.shape[1] - 1)), 0.0)

@@ -46,19 +46,15 @@ class EmulatedEngine:
     median: ClassVar[float] = 20.0  # tokens of a turn
     spread: ClassVar[float] = 0.5  # standard deviation of their logarithm
 
-    def __init__(self, policy: LanguagePolicy, version: int, max_num_seqs: int) -> None:
+    def __init__(self, config: MathConfig, policy: LanguagePolicy, version: int) -> None:
         self.version = version
-        self._max_num_seqs = max_num_seqs
+        self._max_num_seqs = config.generation.max_num_seqs
         self._eos = policy.spec.eos_ids[0]
         self._alphabet = policy.codec.encode_chat(policy.codec.chat("0123456789"))[:10]
         self._live: list[_Row] = []
         self._waiting: deque[_Row] = deque()
         self._ended: list[Generated] = []
         self._paused, self._next, self._at = False, 0, 0.0
-
-    @classmethod
-    def from_config(cls, config: MathConfig, policy: LanguagePolicy, version: int) -> EmulatedEngine:
-        return cls(policy, version, config.generation.max_num_seqs)
 
     def submit(self, requests: GenerationBlock) -> list[int]:
         self._advance()

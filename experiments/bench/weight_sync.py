@@ -77,7 +77,7 @@ def measure(options: Options) -> None:
         print(f"update {update:2d}  " + "   ".join(shown), flush=True)
         texts = [torch.randint(1, 10, (2,), generator=draw).tolist() for _ in range(ROWS)]
         prompts = [policy.codec.encode_chat(policy.codec.chat(f"What is {a} + {b}?")) for a, b in texts]
-        answers = [policy.encode_completion(f"{a} + {b} = {a + b}") for a, b in texts]
+        answers = [policy.codec.encode_answer(f"{a} + {b} = {a + b}") for a, b in texts]
         batch = TokenBatch.of(prompts, answers)
         advantages = 1.0 - 2.0 * (torch.arange(ROWS) % 2)
         found = policy.log_probs(batch, 1.0, with_entropy=False).log_probs

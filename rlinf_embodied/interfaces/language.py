@@ -90,14 +90,6 @@ def padded(rows: Sequence[Sequence[int | float]], dtype: torch.dtype) -> Tensor:
 
 
 @runtime_checkable
-class Prefix(Protocol):
-    """N prefilled prompts of a decoder."""
-
-    @property
-    def logits(self) -> Tensor: ...  # of each prompt's first completion token, float [N, V]
-
-
-@runtime_checkable
 class Decoder(Protocol):
     """The memory (KV cache) of up to S rows that decode together; it keeps slots 0..n-1, n = tokens of the last step.
 
@@ -105,12 +97,12 @@ class Decoder(Protocol):
     dropped when another row joins or moves into its slot, or when the caller steps with fewer tokens.
     """
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefix:
-        """Prefills N prompts, which have no slots yet."""
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Prefills N prompts, which have no slots yet; returns the logits of their first completion tokens [N, V]."""
         ...
 
-    def join(self, prefix: Prefix, prompts: Tensor, slots: Tensor) -> None:
-        """Puts copies of prompts (int64 [k], numbers within `prefix`) into slots (int64 [k])."""
+    def join(self, prompts: Tensor, slots: Tensor) -> None:
+        """Puts copies of the prompts that were prefilled last (int64 [k], their numbers) into slots (int64 [k])."""
         ...
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
@@ -147,6 +139,10 @@ class PromptCodec(Protocol):
         """Returns the tokens of messages, up to the model's reply, in the model's chat template where it has one."""
         ...
 
+    def encode_answer(self, text: str) -> list[int]:
+        """Returns the tokens of an answer without an end token."""
+        ...
+
     def encode_next_turn(self, tokens: Sequence[int], chat: Sequence[ChatMessage]) -> list[int] | None:
         """Returns the tokens that follow `tokens` in a longer chat; None if the chat does not begin with them."""
         ...
@@ -175,10 +171,6 @@ class LanguagePolicy(Protocol):
     @property
     def packs(self) -> bool:
         """Whether `log_probs` computes no padding, so that a batch costs the sum of its lengths."""
-        ...
-
-    def encode_completion(self, text: str) -> list[int]:
-        """Returns the tokens of an answer, end of sequence included (for supervised training)."""
         ...
 
     def log_probs(

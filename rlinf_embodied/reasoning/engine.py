@@ -13,19 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from rlinf_embodied.config import MathConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy
-from rlinf_embodied.plug_ins import load_plug_in
 from rlinf_embodied.reasoning.batch import EngineLoad, GenerationBlock
-
-_ENGINES = {  # generation.engine, by name
-    "exact": "rlinf_embodied.reasoning.generation.ExactEngine",
-    "vllm": "rlinf_embodied.reasoning.vllm_engine.VllmEngine",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +89,6 @@ class Engine(Protocol):
     def close(self) -> None:
         """Frees processes and memory."""
         ...
-
-    @classmethod
-    def from_config(cls, config: MathConfig, policy: LanguagePolicy, version: int) -> Engine:
-        """Returns an engine with the weights of a policy.
-
-        Raises:
-            ConfigError: a setting is unknown, or software is missing.
-        """
-        ...
-
-
-def engine_of(config: MathConfig, policy: LanguagePolicy, version: int) -> Engine:
-    """Returns a new engine of the class that generation.engine names."""
-    name = config.generation.engine
-    engine_class = cast(type[Engine], load_plug_in(_ENGINES.get(name, name), "generation.engine"))
-    return engine_class.from_config(config, policy, version)
 
 
 def update(engine: Engine, version: int, policy: LanguagePolicy) -> None:

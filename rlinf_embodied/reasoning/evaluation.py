@@ -44,7 +44,7 @@ from rlinf_embodied.reasoning.generation_stage import LanguageStage
 from rlinf_embodied.reasoning.policy_folder import StageConfig, sampling_copy
 from rlinf_embodied.reasoning.prompt_stage import Prompts
 from rlinf_embodied.reasoning.reward_stage import Verifier
-from rlinf_embodied.reasoning.tool_calls import ToolCalls, tool_of
+from rlinf_embodied.reasoning.tool_calls import ToolCalls
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster, make_session
 from rlinf_embodied.telemetry.live import LiveView
@@ -300,13 +300,17 @@ class AnswerEvaluation:
         sampled = {}
         if self._config.eval.num_samples and (step == 0 or last):
             sampled = sampled_result(self._answer(step, SAMPLED)[2])
+        sets = dict[str, dict[str, Any]]()
+        for name in self._config.eval.sets:
+            _, set_reports, set_groups = self._answer(step, name)
+            sets[name] = {"num_problems": len(set_groups), **sampled_result(set_groups), **_lengths(set_reports)}
         number, has_custom_reward = len(groups), self._config.reward._target_ is not None
         result = AnswerResult(
             accuracy=Rate(sum(group.correct[0] for group in groups), number),
             **_lengths(reports),
             reward=sum(group.reward for group in groups) / number if has_custom_reward else None,
             sampled=sampled,
-            sets={name: self._set_result(step, name) for name in self._config.eval.sets},
+            sets=sets,
             samples=tuple(group.sample for group in groups if group.sample is not None),
             spans=tuple(iteration.spans),
         )
@@ -318,10 +322,6 @@ class AnswerEvaluation:
         result = self.executor.run(StepContext(step, message=name))
         reports = cast("list[tuple[GenerationReport, list[ScoredGroup]]]", result.all_of(STAGE, tuple))
         return result, [report for report, _ in reports], in_order(groups for _, groups in reports)
-
-    def _set_result(self, step: int, name: str) -> dict[str, Any]:
-        _, reports, groups = self._answer(step, name)
-        return {"num_problems": len(groups)} | sampled_result(groups) | _lengths(reports)
 
 
 def _lengths(reports: Sequence[GenerationReport]) -> dict[str, float]:
@@ -340,7 +340,7 @@ def check_plug_ins(config: MathConfig | EvaluateAnswersConfig) -> None:
         DataError: a file of problems cannot be used.
     """
     reward_function(config.reward)
-    tool_of(config.tool)
+    ToolCalls.of(config.tool)
     agent_of(config.agent)
     problem_source(config.data, config.data.seed)
 

@@ -174,7 +174,7 @@ class FineTuningStage(LanguageLearner):
                 require(tokens is not None, path, self._settings.tool_share, rule, action)
                 assert tokens is not None
             else:
-                tokens = self._policy.encode_completion(text)
+                tokens = [*codec.encode_answer(text), self._policy.spec.eos_ids[0]]
             completion += tokens
             inserted += [by_tool] * len(tokens)
         return prompt, completion, inserted

@@ -32,8 +32,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.log_probs import inverse_cdf, log_softmax, truncated
-from rlinf_embodied.config import MathConfig
-from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
+from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt
 from rlinf_embodied.reasoning.engine import Generated
@@ -96,10 +95,6 @@ class ExactEngine:
         self._paused, self._next_number = False, 0
         self._clear()
 
-    @classmethod
-    def from_config(cls, config: MathConfig, policy: LanguagePolicy, version: int) -> ExactEngine:
-        return cls(policy, version)
-
     def _clear(self) -> None:
         self._device = next(self._policy.module.parameters()).device
         self._waiting: deque[int] = deque()  # rows to prefill
@@ -107,8 +102,7 @@ class ExactEngine:
 
     def _drop_cache(self) -> None:
         self._decoder: Decoder | None = None
-        self._prefix: Prefix | None = None
-        self._prefilled: deque[tuple[int, int]] = deque()  # (prompt in the prefix, row), without a slot yet
+        self._prefilled: deque[tuple[int, int]] = deque()  # (number of the decoder's prompt, row), without a slot yet
         self._row_of = torch.zeros(0, dtype=torch.long, device=self._device)  # [n], row in each slot
         self._last = torch.zeros(0, dtype=torch.long, device=self._device)  # [n], last token in each slot
 
@@ -260,15 +254,14 @@ class ExactEngine:
             if not self._prefilled:
                 self._prefill()
             assert self._decoder is not None
-            assert self._prefix is not None
             admitted = [self._prefilled.popleft() for _ in range(min(len(gaps), len(self._prefilled)))]
             prompts, rows = (torch.tensor(part, device=gaps.device) for part in zip(*admitted, strict=True))
-            tokens, over = self._sample(self._prefix.logits[prompts], rows)
+            tokens, over = self._sample(self._logits[prompts], rows)
             finished += rows[over].tolist()
             unfinished = (~over).nonzero()[:, 0]
             slots, gaps = gaps[: len(unfinished)], gaps[len(unfinished) :]
             if len(unfinished) > 0:
-                self._decoder.join(self._prefix, prompts[unfinished], slots)
+                self._decoder.join(prompts[unfinished], slots)
                 missing = max(0, int(slots.max()) + 1 - len(self._row_of))
                 self._row_of, self._last = (torch.cat([t, t.new_zeros(missing)]) for t in (self._row_of, self._last))
                 self._row_of[slots], self._last[slots] = rows[unfinished], tokens[unfinished]
@@ -280,13 +273,13 @@ class ExactEngine:
         if self._decoder is None:
             self._decoder = self._policy.decoder(self._slots, self._width)
             self._eos = torch.tensor(self._policy.spec.eos_ids, device=self._device)
-        numbers = dict[tuple[tuple[int, int], tuple[int, ...]], int]()  # of sequences in the prefix
+        numbers = dict[tuple[tuple[int, int], tuple[int, ...]], int]()  # of the prompts
         while self._waiting:
             sequence = self._rows.sequence(self._waiting[0])
             if len(self._prefilled) >= self._slots and sequence not in numbers:
                 break
             self._prefilled.append((numbers.setdefault(sequence, len(numbers)), self._waiting.popleft()))
-        self._prefix = self._decoder.prefill([tokens for _, tokens in numbers])
+        self._logits = self._decoder.prefill([tokens for _, tokens in numbers])
 
     def _prefill_again(self) -> None:
         """Drops the cache, and queues its rows in front of the waiting ones, those that decode first."""

@@ -17,9 +17,11 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import cast
 
+from rlinf_embodied.config import MathConfig
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.weights import WeightsUser
+from rlinf_embodied.plug_ins import load_plug_in
 from rlinf_embodied.reasoning.batch import (
     Batch,
     Completions,
@@ -30,8 +32,9 @@ from rlinf_embodied.reasoning.batch import (
     all_log_probs,
     generation_report,
 )
-from rlinf_embodied.reasoning.engine import GeneratedTurn, engine_of, generate, update
+from rlinf_embodied.reasoning.engine import Engine, GeneratedTurn, generate, update
 from rlinf_embodied.reasoning.episode_runner import EpisodeRunner
+from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.policy_folder import StageConfig, sampling_copy, shared_model
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
@@ -115,6 +118,20 @@ class GenerationStage(LanguageStage):
         if self._runner is not None:
             self._runner.close()
         self._engine.close()
+
+
+def engine_of(config: MathConfig, policy: LanguagePolicy, version: int) -> Engine:
+    """Returns an engine with a policy's weights: the exact one, vLLM's, or of the class that generation.engine names.
+
+    Raises:
+        ConfigError: a setting is unknown, or software is missing.
+    """
+    name = config.generation.engine
+    if name == "exact":
+        return ExactEngine(policy, version)
+    target = "rlinf_embodied.reasoning.vllm_engine.VllmEngine" if name == "vllm" else name
+    engine_class = load_plug_in(target, "generation.engine", "config", "policy", "version")
+    return cast(Engine, engine_class(config, policy, version))
 
 
 class LogProbStage(LanguageStage):

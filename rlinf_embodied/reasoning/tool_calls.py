@@ -28,12 +28,6 @@ Answers = queue.SimpleQueue  # of (key, answer), or of an error
 _POLL_S = 0.2  # between two checks of tool.timeout_s
 
 
-def tool_of(config: ToolConfig) -> Tool | None:
-    """Returns the function that tool._target_ names, or None; raises a ConfigError if it cannot be called."""
-    target = config._target_
-    return None if target is None else cast(Tool, load_plug_in(target, "tool._target_", "text", "problem"))
-
-
 @dataclass(slots=True)
 class _Running:
     """A call in a thread."""
@@ -56,9 +50,10 @@ class ToolCalls:
 
     @staticmethod
     def of(config: ToolConfig) -> ToolCalls | None:
-        """Returns the calls of the tool that a config names, or None."""
-        tool = tool_of(config)
-        return None if tool is None else ToolCalls(tool, config)
+        """Returns the calls of the tool that a config names, or None; raises a ConfigError if it cannot be called."""
+        if config._target_ is None:
+            return None
+        return ToolCalls(cast(Tool, load_plug_in(config._target_, "tool._target_", "text", "problem")), config)
 
     def ask(self, answers: Answers, key: object, text: str, problem: Problem) -> None:
         """Queues a call, whose answer goes to `answers` with its key."""

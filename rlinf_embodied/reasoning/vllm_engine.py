@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,19 +73,17 @@ class _Row:
 class VllmEngine:
     """The server process and its rows; Engine in engine.py is the protocol."""
 
-    def __init__(self, config: MathConfig, policy: LanguagePolicy, version: int, command: list[str]) -> None:
-        """Starts a server, and returns before it is ready."""
-        self.version, self._command, self._spec = version, command, policy.spec
-        self._config = config
+    def __init__(
+        self, config: MathConfig, policy: LanguagePolicy, version: int, command: Sequence[str] | None = None
+    ) -> None:
+        """Starts a server by a command (None: vLLM's), and returns before it is ready."""
+        self.version, self._spec, self._config = version, policy.spec, config
+        self._command = command or (str(installed_python()), "-P", str(_SERVER))
         self._folder = Path(tempfile.mkdtemp(prefix="rlinf-vllm-"))
         self._rows: dict[int, _Row] = {}
         self._paused, self._next_number, self._losses = False, 0, 0
         policy.save(self._folder / "model")
         self._start()
-
-    @classmethod
-    def from_config(cls, config: MathConfig, policy: LanguagePolicy, version: int) -> VllmEngine:
-        return cls(config, policy, version, [str(installed_python()), "-P", str(_SERVER)])
 
     # -------------------------------------------------------------------------------------------------------- requests
     def submit(self, requests: GenerationBlock) -> list[int]:

@@ -170,10 +170,10 @@ class Slow(Quick):
 
 def test_an_emulated_engine_takes_the_time_and_keeps_to_the_protocol(policies) -> None:
     policy, _ = policies
-    engine, block = Quick(policy, 0, 5), requests(policy)
+    engine, block = Quick(tiny_math("generation.max_num_seqs=5"), policy, 0), requests(policy)
     assert isinstance(engine, Engine)
     rows = ended_of(engine, block)
-    again = Slow(policy, 0, 12)  # that some rows are still under way after two polls
+    again = Slow(tiny_math("generation.max_num_seqs=12"), policy, 0)  # some rows are unfinished after two polls
     half = {row.row: row for row in _begun(again, block, steps=2)}
     again.pause()
     time.sleep(0.1)
