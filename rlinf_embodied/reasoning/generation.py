@@ -23,9 +23,8 @@ including the tokens that they have sampled.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -39,48 +38,31 @@ from rlinf_embodied.reasoning.engine import Generated
 from rlinf_embodied.telemetry.progress import report_progress
 
 
-@dataclass(slots=True)
-class _Rows:
-    """All N rows of the engine; T is max_new_tokens."""
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A prompt, and the L tokens sampled so far."""
 
-    numbers: list[int]  # as `submit` returned them
-    prompts: list[Prompt]
-    uniforms: Tensor  # float32 [N, T]
-    room: Tensor  # int64 [N], largest length
-    tokens: Tensor  # int64 [N, T], sampled so far
-    log_probs: Tensor  # float32 [N, T]
-    versions: Tensor  # int64 [N, T]
-    lengths: Tensor  # int64 [N]
-    ended: Tensor  # bool [N], by the model
+    number: int  # as `submit` returned it
+    prompt: Prompt
+    room: int  # largest L
+    uniforms: np.ndarray  # float32, one for each token
+    tokens: list[int] = field(default_factory=list)  # L
+    log_probs: list[float] = field(default_factory=list)  # L
+    versions: list[int] = field(default_factory=list)  # L
+    ended: bool = False  # by the model
 
-    @staticmethod
-    def of(requests: GenerationBlock, first_number: int, pad_id: int, device: torch.device) -> _Rows:
-        """Returns the rows of requests before their first token."""
-        size, length = len(requests.prompts), requests.sampling.max_new_tokens
-        return _Rows(
-            numbers=[*range(first_number, first_number + size)],
-            prompts=[*requests.prompts],
-            uniforms=_uniforms(requests).to(device),
-            room=torch.tensor([length if p.room is None else p.room for p in requests.prompts], device=device),
-            tokens=torch.full((size, length), pad_id, device=device),
-            log_probs=torch.zeros(size, length, device=device),
-            versions=torch.zeros(size, length, dtype=torch.long, device=device),
-            lengths=torch.zeros(size, dtype=torch.long, device=device),
-            ended=torch.zeros(size, dtype=torch.bool, device=device),
-        )
+    @property
+    def is_over(self) -> bool:
+        return self.ended or len(self.tokens) == self.room
 
-    def extended(self, kept: list[int], new: _Rows) -> _Rows:
-        """Returns the rows `kept` of these, followed by new ones."""
-
-        def joined(old: Any, added: Any) -> Any:
-            return torch.cat([old[kept], added]) if isinstance(old, Tensor) else [*(old[row] for row in kept), *added]
-
-        return _Rows(*(joined(getattr(self, field.name), getattr(new, field.name)) for field in fields(self)))
-
-    def sequence(self, row: int) -> tuple[tuple[int, int], tuple[int, ...]]:
+    def sequence(self) -> tuple[tuple[int, int], tuple[int, ...]]:
         """Returns a key and all tokens so far; samples of one problem have the same key in their first turn."""
-        prompt, sampled = self.prompts[row], self.tokens[row, : int(self.lengths[row])].tolist()
-        return (prompt.id, prompt.sample if prompt.place else 0), (*prompt.tokens, *sampled)
+        prompt = self.prompt
+        return (prompt.id, prompt.sample if prompt.place else 0), (*prompt.tokens, *self.tokens)
+
+    def generated(self) -> Generated:
+        tokens, versions = (torch.tensor(column, dtype=torch.long) for column in (self.tokens, self.versions))
+        return Generated(self.number, tokens, torch.tensor(self.log_probs), self.ended, versions)
 
 
 class ExactEngine:
@@ -93,65 +75,50 @@ class ExactEngine:
         self.version = version
         self._policy = policy
         self._paused, self._next_number = False, 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._device = next(self._policy.module.parameters()).device
-        self._waiting: deque[int] = deque()  # rows to prefill
+        self._waiting: deque[_Row] = deque()  # to be prefilled
         self._drop_cache()
 
     def _drop_cache(self) -> None:
         self._decoder: Decoder | None = None
-        self._prefilled: deque[tuple[int, int]] = deque()  # (number of the decoder's prompt, row), without a slot yet
-        self._row_of = torch.zeros(0, dtype=torch.long, device=self._device)  # [n], row in each slot
-        self._last = torch.zeros(0, dtype=torch.long, device=self._device)  # [n], last token in each slot
+        self._prefilled: deque[tuple[int, _Row]] = (
+            deque()
+        )  # without a slot yet, with the number of the decoder's prompt
+        self._decoding: list[_Row] = []  # by slot
 
     # ------------------------------------------------------------------------------------------------------- requests
     def submit(self, requests: GenerationBlock) -> list[int]:
         """Adds rows; unfinished ones must have the same sampling."""
-        # tables are created outside of inference mode, so that training may use them
-        new = _Rows.of(requests, self._next_number, self._policy.spec.pad_id, self._device)
-        self._next_number += len(new.numbers)
-        kept = self._unfinished()
-        if kept:
-            assert (requests.sampling, requests.greedy) == (self._requests.sampling, self._requests.greedy)
-            self._rows = self._rows.extended(kept, new)
-            index = {row: place for place, row in enumerate(kept)}
-            self._waiting = deque(index[row] for row in self._waiting)
-            self._prefilled = deque((prompt, index[row]) for prompt, row in self._prefilled)
-            self._row_of = torch.tensor(
-                [index[r] for r in self._row_of.tolist()], dtype=torch.long, device=self._device
-            )
-        else:
-            self._clear()
-            self._rows, self._requests = new, requests
-        self._waiting += range(len(kept), len(kept) + len(new.numbers))
-        self._reserve(requests.sampling.max_num_seqs)
-        return new.numbers
+        rows, first, sampling = self._unfinished(), self._next_number, requests.sampling
+        assert not rows or (sampling, requests.greedy) == (self._requests.sampling, self._requests.greedy)
+        self._requests = requests
+        for prompt, uniforms in zip(requests.prompts, _uniforms(requests), strict=True):
+            room = sampling.max_new_tokens if prompt.room is None else prompt.room
+            self._waiting.append(_Row(self._next_number, prompt, room, uniforms))
+            self._next_number += 1
+        self._reserve(sampling.max_num_seqs)
+        return [*range(first, self._next_number)]
 
     def _reserve(self, max_num_seqs: int) -> None:
         """Sets the size of the cache; one that is too small is dropped."""
-        rooms = self._rows.room.tolist()
-        slots = min(max_num_seqs, len(rooms))
-        width = max(len(prompt.tokens) + room for prompt, room in zip(self._rows.prompts, rooms, strict=True))
+        rows = self._unfinished()
+        slots = min(max_num_seqs, len(rows))
+        width = max(len(row.prompt.tokens) + row.room for row in rows)
         if self._decoder is not None and (slots > self._slots or width > self._width):
             self._prefill_again()
         if self._decoder is None:
             self._slots, self._width = slots, width
 
-    def _unfinished(self) -> list[int]:
-        """Returns the rows that have not ended, in ascending order."""
-        return sorted([*self._row_of.tolist(), *(row for _, row in self._prefilled), *self._waiting])
+    def _unfinished(self) -> list[_Row]:
+        return [*self._decoding, *(row for _, row in self._prefilled), *self._waiting]
 
     def abort(self, rows: Collection[int]) -> list[Generated]:
-        aborted = {row for row in self._unfinished() if self._rows.numbers[row] in rows}
+        aborted = [row for row in self._unfinished() if row.number in rows]
         self._waiting = deque(row for row in self._waiting if row not in aborted)
         self._prefilled = deque((prompt, row) for prompt, row in self._prefilled if row not in aborted)
-        gaps = [slot for slot, row in enumerate(self._row_of.tolist()) if row in aborted]
         with torch.inference_mode():
-            self._compact(torch.tensor(gaps, dtype=torch.long, device=self._device))
+            self._compact([slot for slot, row in enumerate(self._decoding) if row in aborted])
         self._free_if_idle()
-        return [self._generated(row) for row in sorted(aborted)]
+        return [row.generated() for row in aborted]
 
     def pause(self) -> None:
         self._paused = True
@@ -164,107 +131,86 @@ class ExactEngine:
         self._prefill_again()
 
     def stats(self) -> tuple[int, int]:
-        return len(self._row_of), len(self._prefilled) + len(self._waiting)
+        return len(self._decoding), len(self._prefilled) + len(self._waiting)
 
     def close(self) -> None:
-        self._clear()
-
-    def _generated(self, row: int) -> Generated:
-        table, length = self._rows, int(self._rows.lengths[row])
-        tokens, log_probs, versions = (t[row, :length].clone() for t in (table.tokens, table.log_probs, table.versions))
-        return Generated(table.numbers[row], tokens, log_probs, bool(table.ended[row]), versions)
+        self._waiting.clear()
+        self._drop_cache()
 
     # -------------------------------------------------------------------------------------------------------- one step
     def poll(self) -> list[Generated]:
         """Adds a token to every decoding row, and gives free slots to waiting rows."""
-        decoding = len(self._row_of)
-        finished: list[int] = []
-        if self._paused or self._is_idle:
+        decoding, waiting = self.stats()
+        finished: list[_Row] = []
+        if self._paused or not (decoding or waiting):
             return []
-        if decoding < self._slots and (self._prefilled or self._waiting):
-            finished = self._admit(torch.arange(decoding, self._slots, device=self._device))
+        if decoding < self._slots and waiting:
+            finished = self._admit([*range(decoding, self._slots)])
         if decoding:
             finished += self._step()
         report_progress()
         self._free_if_idle()
-        return [self._generated(row) for row in finished]
-
-    @property
-    def _is_idle(self) -> bool:
-        return not (len(self._row_of) or self._prefilled or self._waiting)
+        return [row.generated() for row in finished]
 
     def _free_if_idle(self) -> None:
-        if self._is_idle:
+        if not any(self.stats()):
             self._drop_cache()
 
     @torch.inference_mode()
-    def _step(self) -> list[int]:
+    def _step(self) -> list[_Row]:
         """Adds a token to every decoding row; returns the rows that ended."""
         assert self._decoder is not None
-        self._last, over = self._sample(self._decoder.step(self._last), self._row_of)
-        gaps = over.nonzero()[:, 0]
-        if len(gaps) == 0:
-            return []
-        finished = self._row_of[gaps].tolist()
-        return finished + self._admit(gaps)
+        self._sample(self._decoder.step(self._tensor([row.tokens[-1] for row in self._decoding])), self._decoding)
+        gaps = [slot for slot, row in enumerate(self._decoding) if row.is_over]
+        return [self._decoding[slot] for slot in gaps] + (self._admit(gaps) if gaps else [])
 
-    def _sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Samples and records the next token of each row; returns the tokens, and whether each was the row's last."""
-        table, greedy, sampling = self._rows, self._requests.greedy, self._requests.sampling
-        position = table.lengths[rows]
+    def _sample(self, logits: Tensor, rows: Sequence[_Row]) -> None:
+        """Adds the next token to each row."""
+        greedy, sampling = self._requests.greedy, self._requests.sampling
         log_probs = log_softmax(logits, 1.0 if greedy else sampling.temperature)
         if greedy:
             tokens = log_probs.argmax(-1)
         else:
+            uniforms = np.array([row.uniforms[len(row.tokens)] for row in rows])
             allowed = truncated(log_probs, sampling.top_k, sampling.top_p, sampling.min_p)
-            tokens = inverse_cdf(allowed, table.uniforms[rows, position])
-        table.tokens[rows, position] = tokens
-        table.log_probs[rows, position] = log_probs.gather(-1, tokens[:, None])[:, 0]
-        table.versions[rows, position] = self.version
-        table.lengths[rows] = position + 1
-        ended = torch.isin(tokens, self._eos) if len(self._eos) > 1 else tokens == self._eos
-        if sampling.stop:
-            ended = ended | self._completes_stop(rows, sampling.stop)
-        table.ended[rows] = ended
-        return tokens, ended | (position + 1 == table.room[rows])
+            tokens = inverse_cdf(allowed, torch.from_numpy(uniforms).to(logits.device))
+        chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
+        for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
+            row.tokens.append(token)
+            row.log_probs.append(log_prob)
+            row.versions.append(self.version)
+            row.ended = token in self._policy.spec.eos_ids or self._completes_stop(row.tokens, sampling.stop)
 
-    def _completes_stop(self, rows: Tensor, stop: list[str]) -> Tensor:
-        """Returns whether the last token of each row completes a stop string, bool [n]."""
+    def _completes_stop(self, tokens: list[int], stop: list[str]) -> bool:
+        """Returns whether the last token completes a stop string."""
+        if not stop:
+            return False
         # a window that begins within a character decodes differently there: up to four bytes
-        num_bytes = max(len(text.encode()) for text in stop) + 4
-        tokens, lengths = self._rows.tokens, self._rows.lengths[rows].tolist()
-        endings = [self._ending(tokens[row, :n], num_bytes) for row, n in zip(rows, lengths, strict=True)]
-        return torch.tensor([any(text in ending for text in stop) for ending in endings], device=rows.device)
-
-    def _ending(self, tokens: Tensor, num_bytes: int) -> str:
-        """Returns at least the last `num_bytes` of a text, if it has as many.  Special tokens have no bytes."""
-        window = num_bytes
-        while True:
-            text = self._policy.codec.decode(tokens[-window:].tolist())
-            if window >= len(tokens) or len(text.encode()) >= num_bytes:
-                return text
+        num_bytes = window = max(len(text.encode()) for text in stop) + 4
+        ending = self._policy.codec.decode(tokens[-window:])
+        while window < len(tokens) and len(ending.encode()) < num_bytes:  # special tokens have no bytes
             window *= 2
+            ending = self._policy.codec.decode(tokens[-window:])
+        return any(text in ending for text in stop)
 
     # ----------------------------------------------------------------------------------------------------------- slots
     @torch.inference_mode()
-    def _admit(self, gaps: Tensor) -> list[int]:
+    def _admit(self, gaps: list[int]) -> list[_Row]:
         """Fills gaps with waiting rows, then with the last rows; returns rows that ended at their first token."""
-        finished: list[int] = []
-        while len(gaps) > 0 and (self._prefilled or self._waiting):
+        finished: list[_Row] = []
+        while gaps and (self._prefilled or self._waiting):
             if not self._prefilled:
                 self._prefill()
             assert self._decoder is not None
             admitted = [self._prefilled.popleft() for _ in range(min(len(gaps), len(self._prefilled)))]
-            prompts, rows = (torch.tensor(part, device=gaps.device) for part in zip(*admitted, strict=True))
-            tokens, over = self._sample(self._logits[prompts], rows)
-            finished += rows[over].tolist()
-            unfinished = (~over).nonzero()[:, 0]
-            slots, gaps = gaps[: len(unfinished)], gaps[len(unfinished) :]
-            if len(unfinished) > 0:
-                self._decoder.join(prompts[unfinished], slots)
-                missing = max(0, int(slots.max()) + 1 - len(self._row_of))
-                self._row_of, self._last = (torch.cat([t, t.new_zeros(missing)]) for t in (self._row_of, self._last))
-                self._row_of[slots], self._last[slots] = rows[unfinished], tokens[unfinished]
+            self._sample(self._logits[[prompt for prompt, _ in admitted]], [row for _, row in admitted])
+            finished += [row for _, row in admitted if row.is_over]
+            joining = [(prompt, row) for prompt, row in admitted if not row.is_over]
+            slots, gaps = gaps[: len(joining)], gaps[len(joining) :]
+            if joining:
+                self._decoder.join(self._tensor([prompt for prompt, _ in joining]), self._tensor(slots))
+            for slot, (_, row) in zip(slots, joining, strict=True):
+                self._decoding[slot : slot + 1] = [row]  # or appends it
         self._compact(gaps)
         return finished
 
@@ -272,10 +218,9 @@ class ExactEngine:
         """Prefills the prompts of about S rows."""
         if self._decoder is None:
             self._decoder = self._policy.decoder(self._slots, self._width)
-            self._eos = torch.tensor(self._policy.spec.eos_ids, device=self._device)
         numbers = dict[tuple[tuple[int, int], tuple[int, ...]], int]()  # of the prompts
         while self._waiting:
-            sequence = self._rows.sequence(self._waiting[0])
+            sequence = self._waiting[0].sequence()
             if len(self._prefilled) >= self._slots and sequence not in numbers:
                 break
             self._prefilled.append((numbers.setdefault(sequence, len(numbers)), self._waiting.popleft()))
@@ -283,28 +228,29 @@ class ExactEngine:
 
     def _prefill_again(self) -> None:
         """Drops the cache, and queues its rows in front of the waiting ones, those that decode first."""
-        rows = [*self._row_of.tolist(), *(row for _, row in self._prefilled)]
-        self._waiting = deque([*rows, *self._waiting])
+        self._waiting = deque(self._unfinished())
         self._drop_cache()
 
-    def _compact(self, gaps: Tensor) -> None:
+    def _compact(self, gaps: list[int]) -> None:
         """Moves the last decoding rows into gaps, so that these rows have the slots 0..n-1."""
-        gaps = gaps[gaps < len(self._row_of)]
-        remaining = len(self._row_of) - len(gaps)
-        occupied = torch.ones_like(self._row_of, dtype=torch.bool)
-        occupied[gaps] = False
-        sources = occupied[remaining:].nonzero()[:, 0] + remaining
-        targets = gaps[gaps < remaining]
-        if len(sources) > 0:
+        rows = self._decoding
+        remaining = len(rows) - sum(slot < len(rows) for slot in gaps)
+        sources = [slot for slot in range(remaining, len(rows)) if slot not in gaps]
+        targets = [slot for slot in gaps if slot < remaining]
+        if sources:
             assert self._decoder is not None
-            self._decoder.move(sources, targets)
-            self._row_of[targets], self._last[targets] = self._row_of[sources], self._last[sources]
-        self._row_of, self._last = self._row_of[:remaining], self._last[:remaining]
+            self._decoder.move(self._tensor(sources), self._tensor(targets))
+            for source, target in zip(sources, targets, strict=True):
+                rows[target] = rows[source]
+        del rows[remaining:]
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, device=next(self._policy.module.parameters()).device)
 
 
-def _uniforms(requests: GenerationBlock) -> Tensor:
+def _uniforms(requests: GenerationBlock) -> np.ndarray:
     """Returns the uniforms of each row's tokens, float32 [N, max_new_tokens]."""
     column = lambda name: np.array([getattr(prompt, name) for prompt in requests.prompts])[:, None]  # noqa: E731
     positions = column("place") + np.arange(requests.sampling.max_new_tokens)
     key = requests.iteration, column("id"), column("sample"), positions
-    return torch.from_numpy(uniform(requests.seed, requests.purpose, *key))
+    return uniform(requests.seed, requests.purpose, *key)
