@@ -16,8 +16,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
-
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.randomness import normal, words
@@ -136,5 +134,5 @@ class EmulatedEngine:
         tokens = [self._alphabet[int(k)] for k in drawn]
         if ends:
             tokens[-1] = self._eos
-        versions = torch.tensor([*row.versions, *[self.version] * (length - len(row.versions))], dtype=torch.long)
-        return Generated(row.number, torch.tensor(tokens), torch.full((length,), -1.0), ends, versions)
+        versions = [*row.versions, *[self.version] * (length - len(row.versions))]
+        return Generated(row.number, tokens, [-1.0] * length, versions, ends)

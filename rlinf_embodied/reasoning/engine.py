@@ -12,24 +12,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
-
-from torch import Tensor
 
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.reasoning.batch import EngineLoad, GenerationBlock
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Generated:
-    """A finished or aborted row of L tokens; L is 0 only if it was aborted before its first token."""
+    """A row of L tokens; a finished one has at least one."""
 
     row: int  # its number, from `submit`
-    tokens: Tensor  # int64 [L], the end token included
-    log_probs: Tensor  # float32 [L], of the whole vocabulary at the temperature
-    ended: bool  # by the model; False: cut off at its length, or aborted
-    versions: Tensor  # int64 [L], of the weights that sampled each token
+    tokens: list[int] = field(default_factory=list)  # L, the end token included
+    log_probs: list[float] = field(default_factory=list)  # L, of the whole vocabulary at the temperature
+    versions: list[int] = field(default_factory=list)  # L, of the weights that sampled each token
+    ended: bool = False  # by the model; False: cut off at its length, aborted, or unfinished
 
 
 @dataclass(frozen=True, slots=True)

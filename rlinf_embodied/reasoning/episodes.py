@@ -102,11 +102,11 @@ class Episode:
 
     def add(self, generated: Generated) -> None:
         """Adds a generated turn."""
-        row, tokens = self.rows[-1], generated.tokens.tolist()
+        row, tokens = self.rows[-1], generated.tokens
         row.tokens += tokens
-        row.log_probs += generated.log_probs.tolist()
+        row.log_probs += generated.log_probs
         row.given += [False] * len(tokens)
-        row.versions += generated.versions.tolist()
+        row.versions += generated.versions
         row.ended = generated.ended
         self.turns += 1
         self.text = self._codec.decode(tokens)

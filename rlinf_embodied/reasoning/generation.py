@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -40,29 +40,21 @@ from rlinf_embodied.telemetry.progress import report_progress
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A prompt, and the L tokens sampled so far."""
+    """A prompt, and what has been sampled so far."""
 
-    number: int  # as `submit` returned it
     prompt: Prompt
-    room: int  # largest L
+    room: int  # largest number of tokens
     uniforms: np.ndarray  # float32, one for each token
-    tokens: list[int] = field(default_factory=list)  # L
-    log_probs: list[float] = field(default_factory=list)  # L
-    versions: list[int] = field(default_factory=list)  # L
-    ended: bool = False  # by the model
+    generated: Generated
 
     @property
     def is_over(self) -> bool:
-        return self.ended or len(self.tokens) == self.room
+        return self.generated.ended or len(self.generated.tokens) == self.room
 
     def sequence(self) -> tuple[tuple[int, int], tuple[int, ...]]:
         """Returns a key and all tokens so far; samples of one problem have the same key in their first turn."""
         prompt = self.prompt
-        return (prompt.id, prompt.sample if prompt.place else 0), (*prompt.tokens, *self.tokens)
-
-    def generated(self) -> Generated:
-        tokens, versions = (torch.tensor(column, dtype=torch.long) for column in (self.tokens, self.versions))
-        return Generated(self.number, tokens, torch.tensor(self.log_probs), self.ended, versions)
+        return (prompt.id, prompt.sample if prompt.place else 0), (*prompt.tokens, *self.generated.tokens)
 
 
 class ExactEngine:
@@ -93,7 +85,7 @@ class ExactEngine:
         self._requests = requests
         for prompt, uniforms in zip(requests.prompts, _uniforms(requests), strict=True):
             room = sampling.max_new_tokens if prompt.room is None else prompt.room
-            self._waiting.append(_Row(self._next_number, prompt, room, uniforms))
+            self._waiting.append(_Row(prompt, room, uniforms, Generated(self._next_number)))
             self._next_number += 1
         self._reserve(sampling.max_num_seqs)
         return [*range(first, self._next_number)]
@@ -112,13 +104,13 @@ class ExactEngine:
         return [*self._decoding, *(row for _, row in self._prefilled), *self._waiting]
 
     def abort(self, rows: Collection[int]) -> list[Generated]:
-        aborted = [row for row in self._unfinished() if row.number in rows]
+        aborted = [row for row in self._unfinished() if row.generated.row in rows]
         self._waiting = deque(row for row in self._waiting if row not in aborted)
         self._prefilled = deque((prompt, row) for prompt, row in self._prefilled if row not in aborted)
         with torch.inference_mode():
             self._compact([slot for slot, row in enumerate(self._decoding) if row in aborted])
         self._free_if_idle()
-        return [row.generated() for row in aborted]
+        return [row.generated for row in aborted]
 
     def pause(self) -> None:
         self._paused = True
@@ -150,7 +142,7 @@ class ExactEngine:
             finished += self._step()
         report_progress()
         self._free_if_idle()
-        return [row.generated() for row in finished]
+        return [row.generated for row in finished]
 
     def _free_if_idle(self) -> None:
         if not any(self.stats()):
@@ -160,7 +152,8 @@ class ExactEngine:
     def _step(self) -> list[_Row]:
         """Adds a token to every decoding row; returns the rows that ended."""
         assert self._decoder is not None
-        self._sample(self._decoder.step(self._tensor([row.tokens[-1] for row in self._decoding])), self._decoding)
+        last = self._tensor([row.generated.tokens[-1] for row in self._decoding])
+        self._sample(self._decoder.step(last), self._decoding)
         gaps = [slot for slot, row in enumerate(self._decoding) if row.is_over]
         return [self._decoding[slot] for slot in gaps] + (self._admit(gaps) if gaps else [])
 
@@ -171,15 +164,16 @@ class ExactEngine:
         if greedy:
             tokens = log_probs.argmax(-1)
         else:
-            uniforms = np.array([row.uniforms[len(row.tokens)] for row in rows])
+            uniforms = np.array([row.uniforms[len(row.generated.tokens)] for row in rows])
             allowed = truncated(log_probs, sampling.top_k, sampling.top_p, sampling.min_p)
             tokens = inverse_cdf(allowed, torch.from_numpy(uniforms).to(logits.device))
-        chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
+        end_tokens, chosen = self._policy.spec.eos_ids, log_probs.gather(-1, tokens[:, None])[:, 0]
         for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
-            row.tokens.append(token)
-            row.log_probs.append(log_prob)
-            row.versions.append(self.version)
-            row.ended = token in self._policy.spec.eos_ids or self._completes_stop(row.tokens, sampling.stop)
+            generated = row.generated
+            generated.tokens.append(token)
+            generated.log_probs.append(log_prob)
+            generated.versions.append(self.version)
+            generated.ended = token in end_tokens or self._completes_stop(generated.tokens, sampling.stop)
 
     def _completes_stop(self, tokens: list[int], stop: list[str]) -> bool:
         """Returns whether the last token completes a stop string."""

@@ -19,11 +19,9 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.config.checks import require
@@ -64,10 +62,8 @@ class _Row:
     prompt: list[int]
     max_tokens: int
     seed: int
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)  # of each token
-    reason: str = ""  # "stop" or "length" once it has ended
+    generated: Generated
+    is_over: bool = False
 
 
 class VllmEngine:
@@ -93,7 +89,7 @@ class VllmEngine:
             key = requests.iteration, prompt.id, prompt.sample, prompt.place
             seed = int(words(requests.seed, requests.purpose, *key)) >> 2  # vLLM's seeds have 63 bits
             numbers.append(self._next_number)
-            self._rows[self._next_number] = _Row(list(prompt.tokens), max_tokens, seed)
+            self._rows[self._next_number] = _Row(list(prompt.tokens), max_tokens, seed, Generated(self._next_number))
             self._next_number += 1
         self._submit(numbers)
         return numbers
@@ -108,7 +104,7 @@ class VllmEngine:
         self._receive(_WAIT_S)
         while not self._inbox.empty():
             self._receive(0)
-        return self._pop([number for number, row in self._rows.items() if row.reason])
+        return self._pop([number for number, row in self._rows.items() if row.is_over])
 
     def abort(self, rows: Collection[int]) -> list[Generated]:
         numbers = [number for number in self._rows if number in rows]
@@ -142,7 +138,7 @@ class VllmEngine:
             self._receive(_WAIT_S)
 
     def stats(self) -> tuple[int, int]:
-        decoding = sum(bool(row.tokens) for row in self._rows.values())
+        decoding = sum(bool(row.generated.tokens) for row in self._rows.values())
         return decoding, len(self._rows) - decoding
 
     def close(self) -> None:
@@ -151,11 +147,7 @@ class VllmEngine:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _pop(self, numbers: Collection[int]) -> list[Generated]:
-        generated = []
-        for number in numbers:
-            row = self._rows.pop(number)
-            tokens, versions = (torch.tensor(part, dtype=torch.long) for part in (row.tokens, row.versions))
-            generated.append(Generated(number, tokens, torch.tensor(row.log_probs), row.reason == "stop", versions))
+        generated = [self._rows.pop(number).generated for number in numbers]
         self._losses = 0 if generated else self._losses
         return generated
 
@@ -218,10 +210,10 @@ class VllmEngine:
         self._loaded |= message.get("loaded") == self.version
         for number, tokens, log_probs, reason in message.get("rows", ()):
             if (row := self._rows.get(number)) is not None:  # otherwise it was aborted
-                row.tokens += tokens
-                row.log_probs += log_probs
-                row.versions += [message["version"]] * len(tokens)
-                row.reason = reason
+                row.generated.tokens += tokens
+                row.generated.log_probs += log_probs
+                row.generated.versions += [message["version"]] * len(tokens)
+                row.generated.ended, row.is_over = reason == "stop", bool(reason)
 
     def _replace(self) -> None:
         """Replaces a server that ended, and starts its unfinished rows again."""
@@ -236,9 +228,9 @@ class VllmEngine:
             )
         _LOG.warning("vLLM's server ended (exit code %s) and is replaced", code)
         self._start()
-        unfinished = {number: row for number, row in self._rows.items() if not row.reason}
-        for row in unfinished.values():
-            row.tokens, row.log_probs, row.versions = [], [], []
+        unfinished = {number: row for number, row in self._rows.items() if not row.is_over}
+        for number, row in unfinished.items():
+            row.generated = Generated(number)
         self._submit(unfinished)
         if self._paused:
             self._send(do="pause")

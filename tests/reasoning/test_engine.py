@@ -70,7 +70,7 @@ def ended(engine: Engine) -> dict[int, Generated]:
 
 
 def tokens_of(rows: dict[int, Generated]) -> list[list[int]]:
-    return [rows[number].tokens.tolist() for number in sorted(rows)]
+    return [rows[number].tokens for number in sorted(rows)]
 
 
 # ------------------------------------------------------------------------------------------------------------- engines
@@ -109,9 +109,9 @@ def test_a_pause_other_requests_and_the_same_weights_again_change_no_token(polic
     engine.resume()
     more = engine.submit(requests(policy, [Problem(77, "1+2+3+4+5+6=", "21", None, "sum", "x")], greedy=greedy))
     found |= ended(engine)
-    assert [found[number].tokens.tolist() for number in range(12)] == [row.tokens.tolist() for row in alone]
+    assert [found[number].tokens for number in range(12)] == [row.tokens for row in alone]
     assert set(found) == {*range(12), *more}
-    assert all(row.versions.tolist() == [0] * len(row.tokens) for row in found.values())
+    assert all(row.versions == [0] * len(row.tokens) for row in found.values())
 
 
 def _begun(engine: Engine, block: GenerationBlock, steps: int) -> list[Generated]:
@@ -126,11 +126,11 @@ def test_versions_say_which_weights_sampled_each_token(policies) -> None:
     update(engine, 4, new)
     found |= ended(engine)
     log_probs = [all_log_probs(policy, _sequences(old, found), 1.0, 1024) for policy in policies]
-    assert {len(set(row.versions.tolist())) for row in found.values()} == {1, 2}
+    assert {len(set(row.versions)) for row in found.values()} == {1, 2}
     for number, row in found.items():
         assert len(row.versions) == len(row.tokens)
-        exact = torch.stack(log_probs)[row.versions - 3, number, torch.arange(len(row.tokens))]
-        torch.testing.assert_close(row.log_probs, exact, atol=2e-5, rtol=0)
+        exact = torch.stack(log_probs)[torch.tensor(row.versions) - 3, number, torch.arange(len(row.tokens))]
+        torch.testing.assert_close(torch.tensor(row.log_probs), exact, atol=2e-5, rtol=0)
 
 
 def _sequences(policy: CausalLM, rows: dict[int, Generated]) -> TokenBatch:
@@ -149,10 +149,10 @@ def test_an_aborted_row_continues_elsewhere_with_the_same_noise(policies) -> Non
     engine.resume()
     for number, part in parts.items():
         first = requests(policy).prompts[number]
-        said, left = part.tokens.tolist(), SAMPLING.max_new_tokens - len(part.tokens)
+        said, left = part.tokens, SAMPLING.max_new_tokens - len(part.tokens)
         prompt = replace(first, tokens=(*first.tokens, *said), place=len(said), room=left)
         (rest,) = ended_of(engine, requests(policy, prompts=(prompt,))).values()
-        assert [*said, *rest.tokens.tolist()] == whole[number].tokens.tolist()
+        assert [*said, *rest.tokens] == whole[number].tokens
 
 
 def ended_of(engine: Engine, block: GenerationBlock) -> dict[int, Generated]:

@@ -88,7 +88,7 @@ def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(pol
             read = list(prompt.tokens[len(start) + len(row) :])
             assert list(prompt.tokens) == [*start, *row, *read]  # what was said, and the tool's answer
             assert not row or policy.codec.decode(read) == echo(written[key], problem)
-            sampled = generated.tokens.tolist()
+            sampled = generated.tokens
             row += [*read, *sampled]
             written[key] = policy.codec.decode(sampled)
         episodes.take(dict(zip(turn, rows, strict=True)))
@@ -107,8 +107,8 @@ def test_one_turn_is_a_completion(policy) -> None:
     made = run_episodes(ExactEngine(policy), episodes, size, block)
     prompts = tuple(replace(prompt, sample=g) for _, prompt in asked(policy) for g in range(size))
     plain = generate(ExactEngine(policy), replace(block, prompts=prompts))
-    assert made.rows.completions() == [row.tokens.tolist() for row in plain]
-    assert torch.equal(made.log_probs, padded([row.log_probs.tolist() for row in plain], torch.float32))
+    assert made.rows.completions() == [row.tokens for row in plain]
+    assert torch.equal(made.log_probs, padded([row.log_probs for row in plain], torch.float32))
     assert made.ended.tolist() == [row.ended for row in plain]
 
 
@@ -222,8 +222,7 @@ def test_rows_are_the_sampled_tokens_and_continue_where_the_template_keeps_the_t
     start, turn = codec.encode_chat(chat), [*sampled, TOKENIZER.eos_token_id]
     episode = Episode((PROBLEMS[0], Prompt(0, tuple(start))), 0, codec, 1000, None, each_turn=False)
     episode.next_prompt(chat)
-    zeros = torch.zeros(len(turn))
-    episode.add(Generated(0, torch.tensor(turn), zeros, True, zeros.long()))
+    episode.add(Generated(0, turn, [0.0] * len(turn), [0] * len(turn), True))
     chat += [{"role": "assistant", "content": episode.text}, {"role": role, "content": answer}]
     prompt = episode.next_prompt(chat)
     assert prompt is not None

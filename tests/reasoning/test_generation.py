@@ -77,8 +77,8 @@ def naive_completion(policy: CausalLM, prompt: Prompt, block: GenerationBlock):
 def assert_naive(policy, rows: list[Generated], block: GenerationBlock) -> None:
     for row in rows:
         tokens, log_probs, ended = naive_completion(policy, block.prompts[row.row], block)
-        assert (row.tokens.tolist(), row.ended) == (tokens, ended)
-        torch.testing.assert_close(row.log_probs, torch.tensor(log_probs), atol=1e-5, rtol=0)
+        assert (row.tokens, row.ended) == (tokens, ended)
+        assert row.log_probs == pytest.approx(log_probs, abs=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------- the oracle
@@ -103,7 +103,7 @@ def test_greedy_tokens_are_those_of_transformers():
                 max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0, suppress_tokens=[0]
             ),
         )[0, len(prompt.tokens) :]
-        assert row.tokens.tolist() == expected.tolist()
+        assert row.tokens == expected.tolist()
 
 
 # ----------------------------------------------------------------------------------------------------------------- ends
@@ -113,7 +113,7 @@ def test_rows_end_at_any_end_token_and_otherwise_by_length():
     policy = CausalLM(policy.model, policy.codec.tokenizer)
     assert policy.spec.eos_ids == (1, 7, 8, 9)
     for row in run(policy):
-        *before, last = row.tokens.tolist()
+        *before, last = row.tokens
         assert row.ended == (last in policy.spec.eos_ids)
         assert row.ended or len(row.tokens) == 14
         assert not set(before) & set(policy.spec.eos_ids)
@@ -122,10 +122,10 @@ def test_rows_end_at_any_end_token_and_otherwise_by_length():
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_completion_ends_with_the_token_that_completes_a_stop_string(greedy):
     policy = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
-    free = [(row.tokens.tolist(), row.ended) for row in run(policy, sampled(BLOCK, greedy=greedy))]
+    free = [(row.tokens, row.ended) for row in run(policy, sampled(BLOCK, greedy=greedy))]
     texts = [policy.codec.decode(tokens) for tokens, _ in free]  # a token is a character
     stop = [max(texts, key=len)[3:6], max(texts, key=len)[8]]
-    found = [(row.tokens.tolist(), row.ended) for row in run(policy, sampled(BLOCK, greedy=greedy, stop=stop))]
+    found = [(row.tokens, row.ended) for row in run(policy, sampled(BLOCK, greedy=greedy, stop=stop))]
     for (whole, ended), text, (tokens, stopped_early) in zip(free, texts, found, strict=True):
         ends = [text.find(part) + len(part) for part in stop if part in text]
         assert tokens == whole[: min(ends, default=len(whole))]
@@ -136,7 +136,7 @@ def test_a_completion_ends_with_the_token_that_completes_a_stop_string(greedy):
 def test_special_tokens_within_a_stop_string_do_not_hide_it():
     policy = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
     policy.codec.tokenizer.add_special_tokens({"additional_special_tokens": list("0123456789+-*/:?")})
-    free = [row.tokens.tolist() for row in run(policy, sampled(BLOCK, max_new_tokens=60))]
+    free = [row.tokens for row in run(policy, sampled(BLOCK, max_new_tokens=60))]
     printed = [[place for place, token in enumerate(row) if policy.codec.decode([token])] for row in free]
     gap, stop = max(
         (b - a, policy.codec.decode(row[a : b + 1]))
@@ -147,7 +147,7 @@ def test_special_tokens_within_a_stop_string_do_not_hide_it():
     stopped = run(policy, sampled(BLOCK, max_new_tokens=60, stop=[stop]))
     for row, whole in zip(stopped, free, strict=True):
         prefixes = [whole[:length] for length in range(1, len(whole) + 1)]
-        assert row.tokens.tolist() == next((p for p in prefixes if stop in policy.codec.decode(p)), whole)
+        assert row.tokens == next((p for p in prefixes if stop in policy.codec.decode(p)), whole)
 
 
 # -------------------------------------------------------------------------------------------------- against training
@@ -157,9 +157,9 @@ def recorded_and_trained(
     changes = {"max_new_tokens": length, "temperature": temperature, "top_k": top_k}
     rows = run(policy, sampled(BLOCK, **changes, max_num_seqs=6))
     prompts = [prompt.tokens for prompt in BLOCK.prompts]
-    batch = TokenBatch.of(prompts, [row.tokens.tolist() for row in rows])
+    batch = TokenBatch.of(prompts, [row.tokens for row in rows])
     trained = all_log_probs(policy, batch, temperature, token_budget=100)
-    return padded([row.log_probs.tolist() for row in rows], torch.float32), trained
+    return padded([row.log_probs for row in rows], torch.float32), trained
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.7, 0), (1.0, 0), (1.0, 2)])
@@ -181,7 +181,7 @@ def test_generation_sees_new_weights_and_adapters():
         parameter.grad = 0.1 * torch.randn(parameter.shape, generator=generator)
     optimizer.step()
     after = run(policy)
-    assert any(not torch.equal(a.tokens, b.tokens) for a, b in zip(before, after, strict=True))
+    assert any(a.tokens != b.tokens for a, b in zip(before, after, strict=True))
     recorded, trained = recorded_and_trained(policy, 20)
     assert (recorded - trained).abs().max() <= 1e-5
 

@@ -87,7 +87,7 @@ def ended(engine: Engine) -> list[Generated]:
 
 
 def wait_for_tokens(engine: VllmEngine) -> None:
-    while not any(row.tokens for row in engine._rows.values()):
+    while not any(row.generated.tokens for row in engine._rows.values()):
         engine._receive(0.5)  # as `poll`, which would hand rows over
 
 
@@ -105,7 +105,7 @@ def test_rows_begin_again_in_another_server_where_one_is_lost(policy) -> None:
     wait_for_tokens(lost)
     os.kill(lost._server.pid, signal.SIGKILL)
     for engine in (whole, lost):
-        rows = [(r.row, r.tokens.tolist(), r.ended, r.versions.tolist()) for r in ended(engine)]
+        rows = [(r.row, r.tokens, r.ended, r.versions) for r in ended(engine)]
         assert [r[1] for r in rows] == [[*range(t[0], t[0] + len(t))] for t in (r[1] for r in rows)]
         assert all(r[2] == (r[1][-1] == 6) and r[3] == [3] * len(r[1]) for r in rows)
         assert len({r[1][0] for r in rows}) > 1  # seeds differ by row
@@ -124,9 +124,9 @@ def test_rows_under_way_stay_while_it_pauses_and_weights_change(policy) -> None:
     engine.submit(requests(policy, config_of()))
     rows = ended(engine)
     assert len(rows) == 12
-    assert all(row.versions.tolist() == [4] * len(row.tokens) for row in rows[6:])
+    assert all(row.versions == [4] * len(row.tokens) for row in rows[6:])
     assert all(row.versions[0] in (3, 4) for row in rows[:6])  # some had ended
-    assert all(len(row.versions.unique()) == 1 for row in rows)  # what was lost begins again
+    assert all(len(set(row.versions)) == 1 for row in rows)  # what was lost begins again
     engine.close()
 
 

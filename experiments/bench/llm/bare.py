@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from experiments.bench.llm.work import FORM, Step, Work, generated, prompts_of, scored, step_problems
 from policies.causal_lm import CausalLM
@@ -18,7 +17,7 @@ from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.algorithms.losses import policy_loss
 from rlinf_embodied.config import LanguagePolicyConfig
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.interfaces.language import TokenBatch
+from rlinf_embodied.interfaces.language import TokenBatch, padded
 from rlinf_embodied.reasoning.batch import dynamic_batches
 from rlinf_embodied.reasoning.engine import Generated
 from rlinf_embodied.reasoning.reward_stage import Verifier
@@ -64,9 +63,9 @@ def backward(
     policy: CausalLM, problems: Sequence[Problem], rows: Sequence[Generated], advantages: Tensor, own: Work
 ) -> None:
     """Leaves the gradient of the summed loss in the parameters; completions without an advantage have none."""
-    old = pad_sequence([row.log_probs for row in rows], batch_first=True)
+    old = padded([row.log_probs for row in rows], torch.float32)
     prompts = [prompt.tokens for prompt in prompts_of(policy, problems, own.group)]
-    sequences = TokenBatch.of(prompts, [row.tokens.tolist() for row in rows])
+    sequences = TokenBatch.of(prompts, [row.tokens for row in rows])
     kept = advantages.nonzero()[:, 0].tolist()
     policy.module.zero_grad(set_to_none=False)
     for part in dynamic_batches(sequences.lengths.tolist(), TOKENS_PER_MICROBATCH, rows=kept):

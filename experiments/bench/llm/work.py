@@ -105,7 +105,7 @@ def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: 
 
 def scored(policy: CausalLM, verifier: Verifier, rows: Sequence[Generated], problems: Sequence[Problem]) -> Rewards:
     """Returns what each completion earned."""
-    texts, ended = [policy.codec.decode(row.tokens.tolist()) for row in rows], [row.ended for row in rows]
+    texts, ended = [policy.codec.decode(row.tokens) for row in rows], [row.ended for row in rows]
     size = len(rows) // len(problems)
     verified = verifier.verify(texts, [problem for problem in problems for _ in range(size)], ended)
     rewards, correct = (torch.from_numpy(a).reshape(-1, size) for a in (verified.rewards, verified.correct))
