@@ -7,7 +7,7 @@ is a matrix product over the columns; on CPUs, scaled_dot_product_attention take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -49,30 +49,6 @@ class _Layer:
     down: Tensor  # [intermediate, d]
 
 
-@dataclass(frozen=True, slots=True)
-class LeanWeights:
-    """A model's weights, partly fused.  Fused ones are copies, so create this again whenever the weights change."""
-
-    embedding: Tensor  # [V, d]
-    layers: list[_Layer]
-    norm: Tensor
-    head: Tensor  # [d, V]
-    eps: float
-    act: Callable[[Tensor], Tensor]
-
-    @staticmethod
-    @torch.no_grad()
-    def of(model: PreTrainedModel) -> LeanWeights:
-        """Returns the weights of a model, with adapters merged."""
-        trunk = model.model
-        layers = [_fuse(cast(Qwen2DecoderLayer, block)) for block in trunk.layers]
-        head = dense_weight(model.lm_head).detach().t()
-        act = trunk.layers[0].mlp.act_fn
-        fast = F.silu if isinstance(act, nn.SiLU) or model.config.hidden_act in ("silu", "swish") else act
-        embedding = trunk.embed_tokens.weight.detach()
-        return LeanWeights(embedding, layers, trunk.norm.weight.detach(), head, trunk.norm.variance_epsilon, fast)
-
-
 def _fuse(block: Qwen2DecoderLayer) -> _Layer:
     attention, mlp = block.self_attn, block.mlp
     projections, scales = [attention.q_proj, attention.k_proj, attention.v_proj], [float(attention.scaling), 1.0, 1.0]
@@ -92,28 +68,34 @@ def _join(linears: Sequence[nn.Module], scales: Sequence[float]) -> Tensor:
 class LeanDecoder(RingDecoder):
     """Rows in a ring, stepped with fused weights; the model's forward pass reads prompts."""
 
+    @torch.no_grad()
     def __init__(self, model: PreTrainedModel, max_num_seqs: int, width: int, masked: Logits) -> None:
-        """Copies the current weights."""
+        """Copies the current weights, with adapters merged."""
         super().__init__(model, max_num_seqs, width, masked)
-        self._weights, config = LeanWeights.of(model), model.config
+        trunk, config = model.model, model.config
+        self._embedding, self._head = trunk.embed_tokens.weight.detach(), dense_weight(model.lm_head).detach().t()
+        self._layers = [_fuse(cast(Qwen2DecoderLayer, block)) for block in trunk.layers]
+        self._norm, self._eps = trunk.norm.weight.detach(), trunk.norm.variance_epsilon
+        act = trunk.layers[0].mlp.act_fn
+        self._act = F.silu if isinstance(act, nn.SiLU) or config.hidden_act in ("silu", "swish") else act
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._head_size = model.model.layers[0].self_attn.head_dim
+        self._head_size = trunk.layers[0].self_attn.head_dim
         self._cos, self._sin = _rotary_tables(model, width)
 
     def _logits(self, tokens: Tensor, column: int) -> Tensor:
-        n, weights = len(tokens), self._weights
+        n, eps = len(tokens), self._eps
         positions = self.positions[:n]
         cos, sin = self._cos[positions, None], self._sin[positions, None]
         hidden = self.hidden[:n, None, None]
-        x = weights.embedding[tokens]
-        for number, layer in enumerate(weights.layers):
-            y = F.rms_norm(x, layer.norm.shape, layer.norm, weights.eps)
+        x = self._embedding[tokens]
+        for number, layer in enumerate(self._layers):
+            y = F.rms_norm(x, layer.norm.shape, layer.norm, eps)
             qkv = y @ layer.qkv if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, y, layer.qkv)
             x = torch.addmm(x, self._attend(qkv, number, column, cos, sin, hidden), layer.out)
-            y = F.rms_norm(x, layer.mlp_norm.shape, layer.mlp_norm, weights.eps)
+            y = F.rms_norm(x, layer.mlp_norm.shape, layer.mlp_norm, eps)
             gate, up = (y @ layer.gate_up).chunk(2, -1)
-            x = torch.addmm(x, weights.act(gate) * up, layer.down)
-        return F.rms_norm(x, weights.norm.shape, weights.norm, weights.eps) @ weights.head
+            x = torch.addmm(x, self._act(gate) * up, layer.down)
+        return F.rms_norm(x, self._norm.shape, self._norm, eps) @ self._head
 
     def _attend(self, qkv: Tensor, layer: int, column: int, cos: Tensor, sin: Tensor, hidden: Tensor) -> Tensor:
         """Writes this step's keys and values and returns the attention output, [n, heads * head size]."""

@@ -93,7 +93,7 @@ def problem_sets(config: MathConfig, folder: str | None) -> dict[str, ProblemSet
     greedy = EvalSetConfig(greedy=True, num_problems=settings.num_problems)
     for name, set_config in {GREEDY: greedy, **settings.sets}.items():
         changed = _with_changes(config, name, set_config)
-        problems = _distinct(Prompts.of(changed, folder, Split.test), set_config.num_problems)
+        problems = _distinct(Prompts(changed, folder, Split.test), set_config.num_problems)
         per_block = settings.problems_per_block
         if sets:
             per_block = min(per_block, -(-len(problems) // sets[GREEDY].num_blocks))

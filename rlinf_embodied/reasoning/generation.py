@@ -83,7 +83,11 @@ class ExactEngine:
         rows, first, sampling = self._unfinished(), self._next_number, requests.sampling
         assert not rows or (sampling, requests.greedy) == (self._requests.sampling, self._requests.greedy)
         self._requests = requests
-        for prompt, uniforms in zip(requests.prompts, _uniforms(requests), strict=True):
+        column = lambda name: np.array([getattr(prompt, name) for prompt in requests.prompts])[:, None]  # noqa: E731
+        positions = column("place") + np.arange(sampling.max_new_tokens)
+        key = requests.iteration, column("id"), column("sample"), positions
+        table = uniform(requests.seed, requests.purpose, *key)  # [N, max_new_tokens]
+        for prompt, uniforms in zip(requests.prompts, table, strict=True):
             room = sampling.max_new_tokens if prompt.room is None else prompt.room
             self._waiting.append(_Row(prompt, room, uniforms, Generated(self._next_number)))
             self._next_number += 1
@@ -240,11 +244,3 @@ class ExactEngine:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, device=next(self._policy.module.parameters()).device)
-
-
-def _uniforms(requests: GenerationBlock) -> np.ndarray:
-    """Returns the uniforms of each row's tokens, float32 [N, max_new_tokens]."""
-    column = lambda name: np.array([getattr(prompt, name) for prompt in requests.prompts])[:, None]  # noqa: E731
-    positions = column("place") + np.arange(requests.sampling.max_new_tokens)
-    key = requests.iteration, column("id"), column("sample"), positions
-    return uniform(requests.seed, requests.purpose, *key)

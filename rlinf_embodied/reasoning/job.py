@@ -127,7 +127,7 @@ class ReasoningJob:
         if config.generation.engine == "vllm":
             installed_python()
         model = None if folder is None else str(folder)
-        Prompts.of(config, model, Split.train).batch(0, 1)
+        Prompts(config, model, Split.train).batch(0, 1)
         problem_sets(config, model)
 
     def _require_reward_model(self, model: str, folder: Path | None) -> None:

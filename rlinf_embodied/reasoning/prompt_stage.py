@@ -8,12 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
-from rlinf_embodied.config import DataConfig, MathConfig
+from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.language import LanguagePolicy, PromptCodec
+from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import Prompt, PromptedProblem
@@ -41,41 +41,34 @@ class Prompts:
     (data.solved_share, data.unsolved_share).  The draws are keyed, so that position and pools determine the problem.
     """
 
-    def __init__(
-        self, split: Split, data: DataConfig, seed: int, codec: PromptCodec, max_tokens: int, reason: str
-    ) -> None:
-        """Opens the stream; prompts of more than `max_tokens` are omitted, and errors give the `reason`."""
-        self.codec, self._split, self._max_tokens, self._reason = codec, split, max_tokens, reason
-        self._seed, self._shares = seed, {True: data.solved_share, False: data.unsolved_share}
-        self._source, self._template = problem_source(data, seed), PromptTemplate.of(data)
-        size = None if split is Split.train else self._source.size(split)
-        self._held_out: list[PromptedProblem] | None = None
-        if size is not None:
-            problems = [self._with_prompt(problem) for problem in self._source.batch(split, 0, size)]
-            self._held_out = [prompted for prompted in problems if len(prompted[1].tokens) <= max_tokens]
-            if not self._held_out:
-                raise self._none_fits([len(prompt.tokens) for _, prompt in problems])
-
-    @classmethod
-    def of(cls, config: MathConfig, folder: str | None, split: Split) -> Prompts:
-        """Returns the training stream or the held-out problems; loads only the policy's tokenizer.
+    def __init__(self, config: MathConfig, folder: str | None, split: Split) -> None:
+        """Opens the training stream or the held-out problems; loads only the policy's tokenizer.
 
         Raises:
             ConfigError: there are no such problems, or none fits.
             DataError: a file cannot be used.
         """
-        policy, generation, trained = config.policy, config.generation, split is Split.train
+        policy, data, generation, trained = config.policy, config.data, config.generation, split is Split.train
         policy_class = cast(type[LanguagePolicy], load_target(policy._target_))
-        codec = policy_class.codec_from_config(policy, None if folder is None else Path(folder))
-        limits = [(codec.context_length, "the context of the model holds {} tokens")]
+        self.codec = policy_class.codec_from_config(policy, None if folder is None else Path(folder))
+        limits = [(self.codec.context_length, "the context of the model holds {} tokens")]
         if trained:
             limits.append((config.algorithm.tokens_per_microbatch, "algorithm.tokens_per_microbatch is {}"))
         tokens, text = min(((limit, text) for limit, text in limits if limit), default=(1 << 40, ""))
-        reason = f"{text.format(tokens)}, and completions have up to {generation.max_new_tokens=} tokens"
-        seed, max_tokens = config.run.seed if trained else config.data.seed, tokens - generation.max_new_tokens
-        if config.data.max_prompt_tokens is not None and config.data.max_prompt_tokens < max_tokens:
-            max_tokens, reason = config.data.max_prompt_tokens, "data.max_prompt_tokens omits longer prompts"
-        return cls(split, config.data, seed, codec, max_tokens, reason)
+        self._reason = f"{text.format(tokens)}, and completions have up to {generation.max_new_tokens=} tokens"
+        self._max_tokens = tokens - generation.max_new_tokens
+        if data.max_prompt_tokens is not None and data.max_prompt_tokens < self._max_tokens:
+            self._max_tokens, self._reason = data.max_prompt_tokens, "data.max_prompt_tokens omits longer prompts"
+        self._split, self._seed = split, config.run.seed if trained else data.seed
+        self._shares = {True: data.solved_share, False: data.unsolved_share}
+        self._source, self._template = problem_source(data, self._seed), PromptTemplate.of(data)
+        size = None if trained else self._source.size(split)
+        self._held_out: list[PromptedProblem] | None = None
+        if size is not None:
+            problems = [self._with_prompt(problem) for problem in self._source.batch(split, 0, size)]
+            self._held_out = [prompted for prompted in problems if len(prompted[1].tokens) <= self._max_tokens]
+            if not self._held_out:
+                raise self._none_fits([len(prompt.tokens) for _, prompt in problems])
 
     def batch(self, start: int, count: int, pools: Mapping[str, bool] = MappingProxyType({})) -> list[PromptedProblem]:
         """Returns the problems at positions start .. start + count - 1 of the stream, with their prompts.
@@ -130,7 +123,7 @@ class PromptStage(HoldsNoMemory):
 
     def setup(self, context: StageContext) -> None:
         self._num_blocks = context.num_blocks
-        self._prompts = Prompts.of(self._config, self._stage_config.folder, Split.train)
+        self._prompts = Prompts(self._config, self._stage_config.folder, Split.train)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Batch of each block: the problems of all blocks that decode with it, and its own."""

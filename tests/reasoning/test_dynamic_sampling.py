@@ -10,7 +10,6 @@ from math_runs import DAPO, tiny_math
 from model_folders import write_rows
 from runs import clone, executor_for, iterate
 
-from policies.text_codec import TextCodec, char_tokenizer
 from rlinf_embodied.config import DataConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Split
@@ -122,8 +121,9 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
 def test_problems_that_taught_nothing_are_drawn_less_often(tmp_path):
     rows = [{"question": f"{k}+0=", "answer": str(k)} for k in range(41)]
     files = {"train": write_rows(tmp_path / "a.jsonl", rows[:40]), "test": write_rows(tmp_path / "b.jsonl", rows[40:])}
-    data = DataConfig(files=files, solved_share=0.25, unsolved_share=0.5)
-    prompts = Prompts(Split.train, data, 0, TextCodec(char_tokenizer(), None), 100, "")
+    config = tiny_math()
+    config.data = DataConfig(files=files, solved_share=0.25, unsolved_share=0.5)
+    prompts = Prompts(config, None, Split.train)
     every = {problem.question: problem.key for problem, _ in prompts.batch(0, 40)}
     pools = {every[f"{k}+0="]: k < 10 for k in range(20)}
     drawn = prompts.batch(0, 4000, pools)

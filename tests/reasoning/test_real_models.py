@@ -15,7 +15,6 @@ from runs import metric_rows, train
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from policies.causal_lm import CausalLM
-from policies.text_codec import TextCodec, char_tokenizer
 from rlinf_embodied.config import DataConfig, LanguagePolicyConfig, MathConfig
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import ConfigError, RlinfError
@@ -112,17 +111,16 @@ def test_prompts_are_measured_without_reading_the_models_weights(folders, files,
     bare = shutil.copytree(folders["qwen2"], tmp_path / "bare")
     for path in bare.glob("*.safetensors"):
         path.write_bytes(b"not one")
-    prompts = Prompts.of(config_of(bare, files, tmp_path / "run"), str(bare), Split.train)
+    prompts = Prompts(config_of(bare, files, tmp_path / "run"), str(bare), Split.train)
     assert len(prompts.batch(0, 4)) == 4
 
 
 def test_every_position_of_a_stream_has_the_same_problem_whichever_are_left_out(files) -> None:
-    data, codec = (
-        DataConfig(files={"train": files["train"], "test": files["test"]}),
-        TextCodec(char_tokenizer(ASCII), 200),
-    )
     lengths = sorted(len(row["question"]) for row in gsm8k_rows(0, 20))
-    prompts = Prompts(Split.train, data, 3, codec, lengths[6], "x is 1")  # about a third fits
+    config, parts = tiny_math(), {"train": files["train"], "test": files["test"]}
+    config.policy.characters, config.policy.context_length = ASCII, 200
+    config.data = DataConfig(files=parts, max_prompt_tokens=lengths[6])  # about a third fits
+    prompts = Prompts(config, None, Split.train)
     whole = prompts.batch(0, 40)
     assert [prompts.batch(place, 1)[0] for place in range(40)] == whole
     assert len({prompt.id for _, prompt in whole}) == 40
