@@ -22,6 +22,7 @@ from torch import Tensor
 from rlinf_embodied.algorithms.losses import LARGEST_LOG_RATIO, require_unit_ratio
 from rlinf_embodied.config import Precision, ReasoningAlgorithmConfig, ReasoningName, Sharding
 from rlinf_embodied.device import computing, peak_flop_per_s, require_precision
+from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.balance import balanced_owners, moved
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import Pass
@@ -221,7 +222,8 @@ class ActorStage(LanguageLearner):
         if owners != self._owners:
             sent = cast("dict[int, TrainingRows]", to_device(self._rows, "cpu"))
             received = moved(self.group, self._owners, owners, {block: asdict(rows) for block, rows in sent.items()})
-            rows = {block: TrainingRows.of_fields(fields) for block, fields in received.items()}
+            batches = {block: TokenBatch(**fields.pop("sequences")) for block, fields in received.items()}
+            rows = {block: TrainingRows(batches[block], **fields) for block, fields in received.items()}
             self._rows = cast("dict[int, TrainingRows]", to_device(rows, self.device))
             self._start_sums(owners)
 

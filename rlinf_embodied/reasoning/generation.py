@@ -91,18 +91,14 @@ class ExactEngine:
             room = sampling.max_new_tokens if prompt.room is None else prompt.room
             self._waiting.append(_Row(prompt, room, uniforms, Generated(self._next_number)))
             self._next_number += 1
-        self._reserve(sampling.max_num_seqs)
-        return [*range(first, self._next_number)]
-
-    def _reserve(self, max_num_seqs: int) -> None:
-        """Sets the size of the cache; one that is too small is dropped."""
         rows = self._unfinished()
-        slots = min(max_num_seqs, len(rows))
+        slots = min(sampling.max_num_seqs, len(rows))
         width = max(len(row.prompt.tokens) + row.room for row in rows)
         if self._decoder is not None and (slots > self._slots or width > self._width):
             self._prefill_again()
         if self._decoder is None:
             self._slots, self._width = slots, width
+        return [*range(first, self._next_number)]
 
     def _unfinished(self) -> list[_Row]:
         return [*self._decoding, *(row for _, row in self._prefilled), *self._waiting]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +32,6 @@ from rlinf_embodied.telemetry.boards import Histogram
 
 # summed in addition to the loss, over all sampled tokens
 STATISTICS = (*POLICY_STATISTICS, "mismatch", "mismatch_kl", "ratio", "capped", "kl")
-_TABLES = ("rollout_log_probs", "advantages", "old_log_probs", "reference")
 _MAX_OBSERVED = 8  # rows without a gradient that are evaluated for metrics, of a block and minibatch
 
 
@@ -56,25 +54,13 @@ class TrainingRows:
     sequences: TokenBatch
     rollout_log_probs: Tensor  # recorded by generation
     advantages: Tensor
-    old_log_probs: Tensor | None
-    reference: Tensor | None
     num_trained: int  # the following rows contribute to metrics only
     num_groups: int  # groups in which a trained row has a nonzero advantage
+    old_log_probs: Tensor | None = None
+    reference: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.sequences)
-
-    @classmethod
-    def of_fields(cls, fields: dict[str, Any]) -> TrainingRows:
-        """Returns the rows from the fields that `asdict` returned."""
-        return cls(**{**fields, "sequences": TokenBatch(**fields["sequences"])})
-
-    def select(self, rows: Sequence[int], num_trained: int, num_groups: int) -> TrainingRows:
-        """Returns these rows, in this order; the first `num_trained` are trained on."""
-        selected = lambda table: None if table is None else table[list(rows)]  # noqa: E731
-        tables: dict[str, Any] = {name: selected(getattr(self, name)) for name in _TABLES}
-        sequences = self.sequences.select(rows)
-        return TrainingRows(sequences=sequences, num_trained=num_trained, num_groups=num_groups, **tables)
 
 
 def training_rows(
@@ -85,7 +71,8 @@ def training_rows(
     `kept` are the (round, index within the block) of the groups to train on.  None: all groups, or those with nonzero
     variance if the algorithm drops the others.
     """
-    all_rows = _all_rows(rounds, algorithm)
+    sequences = _join([one.generation.rows for one in rounds])
+    tables = _tables(rounds, algorithm, sequences.mask.shape[1])
     drops = kept is None and algorithm.name is not ReasoningName.ppo and algorithm.drop_zero_variance_groups
     groups, first = dict[tuple[int, int], list[int]](), 0  # rows to train on, by (round, group)
     for number, one in enumerate(rounds):
@@ -98,33 +85,27 @@ def training_rows(
         first += len(completions.samples)
     trained_groups = [groups[key] for key in (groups if kept is None else sorted(kept, key=lambda key: key[0]))]
     trained = [row for group in trained_groups for row in group]
-    observed = sorted(set(range(len(all_rows))) - set(trained))
-    has_advantage = (all_rows.advantages != 0).any(dim=1).tolist()
+    has_advantage = (tables["advantages"] != 0).any(dim=1).tolist()
     num_groups = sum(any(has_advantage[row] for row in group) for group in trained_groups)
-    return all_rows.select(trained + observed, len(trained), num_groups)
+    order = trained + sorted(set(range(len(sequences))) - set(trained))
+    tables = {name: table[order] for name, table in tables.items()}
+    return TrainingRows(sequences.select(order), num_trained=len(trained), num_groups=num_groups, **tables)
 
 
-def _all_rows(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig) -> TrainingRows:
-    """Returns the completions of all rounds, in order."""
-    completions = [one.generation for one in rounds]
-    sequences = _join([part.rows for part in completions])
-    width = sequences.mask.shape[1]
+def _tables(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, width: int) -> dict[str, Tensor]:
+    """Returns the tables of TrainingRows that the workflow has, of all completions in order."""
     # pads with zeros, and cuts off columns that no row needs
     table = lambda parts: pad_sequence([row[:width] for part in parts for row in part], batch_first=True)  # noqa: E731
 
-    def of_stage(name: str) -> Tensor | None:
+    tables = {
+        "rollout_log_probs": table([one.generation.log_probs for one in rounds]),
+        "advantages": table([_advantages(one, algorithm, width) for one in rounds]),
+    }
+    for name in ("old_log_probs", "reference"):
         log_probs = [output.log_probs for one in rounds if (output := getattr(one, name)) is not None]
-        return None if not log_probs or log_probs[0] is None else table(log_probs)
-
-    return TrainingRows(
-        sequences=sequences,
-        rollout_log_probs=table([part.log_probs for part in completions]),
-        advantages=table([_advantages(one, algorithm, width) for one in rounds]),
-        old_log_probs=of_stage("old_log_probs"),
-        reference=of_stage("reference"),
-        num_trained=len(sequences),
-        num_groups=sum(len(part.problems) for part in completions),
-    )
+        if log_probs and log_probs[0] is not None:
+            tables[name] = table(log_probs)
+    return tables
 
 
 def _join(parts: Sequence[TokenBatch]) -> TokenBatch:
@@ -218,10 +199,14 @@ class Objective:
         if reference is not None:
             kl = reference_kl(log_probs, reference, mask)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
+        distance, largest, mismatch_kl, ratios = mismatch(old, recorded, mask)
+        largest_ratio = torch.where(mask, log_probs.detach() - old, 0.0).abs().max()
+        differences = torch.stack([largest.float(), largest_ratio]).cpu()
+        self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
         statistics = [
             *(terms.loss, terms.approx_kl, terms.clipped, terms.count),
             *((entropy * mask).sum(), mask.sum()),
-            *(*self._mismatch(block, log_probs.detach(), old, recorded, mask), (mask & outside).sum(), kl.sum()),
+            *(distance, mismatch_kl, ratios, (mask & outside).sum(), kl.sum()),
         ]
         sums = torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics])
         return LossSums(loss, mask.new_tensor(weight, dtype=torch.float32), sums * scale)
@@ -252,14 +237,6 @@ class Objective:
             length=length if level is RatioLevel.geometric else None,
             reference=reference,
         )
-
-    def _mismatch(self, block: int, log_probs: Tensor, old: Tensor, recorded: Tensor, mask: Tensor) -> list[Tensor]:
-        """Returns sums of differences between training's and generation's log-probs."""
-        distance, largest, kl, ratios = mismatch(old, recorded, mask)
-        largest_ratio = torch.where(mask, log_probs - old, 0.0).abs().max()
-        differences = torch.stack([largest.float(), largest_ratio]).cpu()
-        self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
-        return [distance, kl, ratios]
 
     def _weight(self, rows: TrainingRows, index: Sequence[int]) -> float:
         """Returns the contribution of rows to the loss's denominator."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -58,6 +59,12 @@ def rows_of(policy: CausalLM, old_log_probs: bool = True) -> TrainingRows:
         num_trained=len(PROMPTS),
         num_groups=2,
     )
+
+
+def chosen(rows: TrainingRows, index: Sequence[int], num_trained: int) -> TrainingRows:
+    names = ("rollout_log_probs", "advantages", "old_log_probs", "reference")
+    tables = {name: None if (table := getattr(rows, name)) is None else table[list(index)] for name in names}
+    return replace(rows, sequences=rows.sequences.select(list(index)), num_trained=num_trained, num_groups=1, **tables)
 
 
 def found_sums(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorithmConfig) -> tuple[Tensor, dict]:
@@ -183,7 +190,7 @@ def test_completions_without_an_advantage_count_in_the_mean_alone(policy, level,
 def test_completions_that_are_looked_at_only_count_in_the_metrics_alone(policy, level, options):
     algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **options)
     whole = rows_of(policy)
-    few, many = whole.select(range(4), 4, 1), replace(whole, num_trained=4)
+    few, many = chosen(whole, range(4), 4), replace(whole, num_trained=4)
     (expected, of_few), (found, of_all) = found_sums(policy, few, algorithm), found_sums(policy, many, algorithm)
     assert torch.equal(found, expected)
     assert (of_all["loss"], of_all["weight"]) == (of_few["loss"], of_few["weight"])
@@ -196,7 +203,7 @@ def test_completions_that_are_looked_at_only_count_in_the_metrics_alone(policy, 
 
 def test_of_many_rows_without_a_gradient_a_few_are_read_for_all_of_them(policy, monkeypatch):
     one = rows_of(policy)
-    rows = one.select([0, 1] + [3] * 62, 1, 1)  # the second and those behind it are alike
+    rows = chosen(one, [0, 1] + [3] * 62, 1)  # the second and those behind it are alike
     rows = replace(rows, advantages=rows.advantages * torch.tensor([1.0, 0] + [1] * 62)[:, None])
     read, log_probs = [], CausalLM.log_probs
     monkeypatch.setattr(
@@ -206,7 +213,7 @@ def test_of_many_rows_without_a_gradient_a_few_are_read_for_all_of_them(policy, 
     )
     found, sums = found_sums(policy, rows, ReasoningAlgorithmConfig(tokens_per_microbatch=40))
     assert sum(read) <= 1 + 8
-    alone, of_one = found_sums(policy, one.select([0], 1, 1), ReasoningAlgorithmConfig())
+    alone, of_one = found_sums(policy, chosen(one, [0], 1), ReasoningAlgorithmConfig())
     assert torch.equal(found, alone)
     assert sums["weight"] == of_one["weight"] == COMPLETIONS[0]
     trained_on = found_sums(policy, replace(rows, num_trained=64), ReasoningAlgorithmConfig())[1]
