@@ -16,8 +16,8 @@ begins, whose prompt is what the template writes now.  An episode of one turn is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import torch
 
@@ -34,7 +34,7 @@ from rlinf_embodied.reasoning.batch import (
 )
 from rlinf_embodied.reasoning.engine import Engine, Generated, GeneratedTurn, generate
 from rlinf_embodied.reasoning.prompt_stage import PromptStage
-from rlinf_embodied.reasoning.tool_calls import Answers, ToolCalls
+from rlinf_embodied.reasoning.tool_calls import ToolCalls
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
@@ -160,8 +160,7 @@ class ToolEpisodes(Episodes):
         self._calls, self._max_turns = calls, config.tool.num_turns
         self._codec, self._template = codec, PromptTemplate.of(config.data)
         self._chats: dict[int, list[ChatMessage]] = {}  # by number, of the episodes that the tool has answered
-        self._answers: Answers = Answers()
-        self._pending = 0  # calls of the tool without an answer
+        self._pending: dict[Future[str | None], int] = {}  # episode numbers by calls of the tool
 
     def turn(self, wait: bool = True) -> dict[int, Prompt]:
         if not self.episodes[0].rows:
@@ -170,16 +169,16 @@ class ToolEpisodes(Episodes):
             return {number: episode.first for number, episode in enumerate(self.episodes)}
         prompts: dict[int, Prompt] = {}
         while self._pending and self._calls is not None:
-            answered = self._calls.next_answer(self._answers, wait)
-            if answered is None:
+            ended = self._calls.ended(self._pending, wait)
+            for call in ended:
+                number, answer = self._pending.pop(call), call.result()
+                prompt = None if answer is None else self._next_prompt(number, answer)
+                if prompt is None:
+                    self.episodes[number].over = True
+                else:
+                    prompts[number] = prompt
+            if not ended:
                 break
-            self._pending -= 1
-            number, answer = cast(tuple[int, str | None], answered)
-            prompt = None if answer is None else self._next_prompt(number, answer)
-            if prompt is None:
-                self.episodes[number].over = True
-            else:
-                prompts[number] = prompt
         return dict(sorted(prompts.items()))
 
     def _next_prompt(self, number: int, answer: str) -> Prompt | None:
@@ -200,8 +199,7 @@ class ToolEpisodes(Episodes):
             episode = self.episodes[number]
             episode.add(generated)
             if episode.rows[-1].ended and episode.turns < self._max_turns and self._calls is not None:
-                self._calls.ask(self._answers, number, episode.text, episode.problem)
-                self._pending += 1
+                self._pending[self._calls.ask(episode.text, episode.problem)] = number
             else:
                 episode.over = True
 

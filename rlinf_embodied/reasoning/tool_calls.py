@@ -1,8 +1,8 @@
 """Calls of a tool, in threads; a call that hangs raises an error.
 
-calling thread   ask(answers, key, text, problem)          returns immediately
-tool's threads   tool(text, problem)                       at most tool.concurrency at a time
-calling thread   next_answer(answers) -> key, answer       while it waits it checks the time limit of running calls
+calling thread   ask(text, problem) -> call      returns immediately
+tool's threads   tool(text, problem)             at most tool.concurrency at a time
+calling thread   ended(calls) -> some of them    while it waits it checks the time limit of running calls
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import cast
 
@@ -24,7 +26,6 @@ from rlinf_embodied.plug_ins import load_plug_in, named_when_raised
 from rlinf_embodied.telemetry.progress import progress_reported_to, report_progress
 
 Tool = Callable[[str, Problem], str | None]  # (text of the model's turn, problem) -> answer; None ends the episode
-Answers = queue.SimpleQueue  # of (key, answer), or of an error
 _POLL_S = 0.2  # between two checks of tool.timeout_s
 
 
@@ -44,7 +45,7 @@ class ToolCalls:
 
     def __init__(self, tool: Tool, config: ToolConfig) -> None:
         self._tool, self._config = tool, config
-        self._requests: queue.SimpleQueue = queue.SimpleQueue()  # of (answers, key, text, problem); None ends a thread
+        self._requests: queue.SimpleQueue = queue.SimpleQueue()  # of (call, text, problem); None ends a thread
         self._running: dict[int, _Running] = {}  # by thread
         self._threads: list[threading.Thread] = []
 
@@ -55,40 +56,35 @@ class ToolCalls:
             return None
         return ToolCalls(cast(Tool, load_plug_in(config._target_, "tool._target_", "text", "problem")), config)
 
-    def ask(self, answers: Answers, key: object, text: str, problem: Problem) -> None:
-        """Queues a call, whose answer goes to `answers` with its key."""
-        self._requests.put((answers, key, text, problem))
+    def ask(self, text: str, problem: Problem) -> Future[str | None]:
+        """Queues a call; its result raises a ConfigError if the tool raised, or returned neither a text nor None."""
+        call: Future[str | None] = Future()
+        self._requests.put((call, text, problem))
         if len(self._threads) < self._config.concurrency:
             # not in an executor: the interpreter would wait for threads that hang
             self._threads.append(threading.Thread(target=self._run, name="tool", daemon=True))
             self._threads[-1].start()
+        return call
 
-    def next_answer(self, answers: Answers, wait: bool) -> tuple[object, str | None] | None:
-        """Returns the next (key, answer); None if there is none yet and `wait` is false.
+    def ended(self, calls: Collection[Future[str | None]], wait: bool) -> list[Future[str | None]]:
+        """Returns those calls that have ended, with `wait` at least one.
 
         Raises:
-            ConfigError: the tool raised, returned something other than a text or None, or exceeded its time limit.
+            ConfigError: a call exceeded the time limit.
         """
-        while True:
-            try:
-                answer = answers.get(wait, _POLL_S) if wait else answers.get_nowait()
-            except queue.Empty:
-                self._require_in_time()
-                report_progress()
-                if not wait:
-                    return None
-                continue
-            if isinstance(answer, BaseException):
-                raise answer
-            return answer
+        while not (ended := [call for call in calls if call.done()]):
+            self._require_in_time()
+            report_progress()
+            if not wait:
+                break
+            futures.wait(calls, _POLL_S, futures.FIRST_COMPLETED)
+        return ended
 
     def call(self, text: str, problem: Problem) -> str | None:
-        """Returns the tool's answer; raises as `next_answer` does."""
-        answers: Answers = queue.SimpleQueue()
-        self.ask(answers, None, text, problem)
-        answer = self.next_answer(answers, wait=True)
-        assert answer is not None
-        return answer[1]
+        """Returns the tool's answer; raises as `ask` and `ended` do."""
+        call = self.ask(text, problem)
+        self.ended([call], wait=True)
+        return call.result()
 
     def close(self) -> None:
         """Ends each thread after its current call; a thread that hangs ends with the process."""
@@ -99,14 +95,14 @@ class ToolCalls:
     def _run(self) -> None:
         thread = threading.get_ident()
         while (request := self._requests.get()) is not None:
-            answers, key, text, problem = request
+            call, text, problem = request
             description = f"called with {text[:80]!r} for {problem.question[:80]!r},"
             running = self._running[thread] = _Running(description, time.monotonic())
             try:
                 with progress_reported_to(running.progress):
-                    answers.put((key, self._answer(text, problem, description)))
+                    call.set_result(self._answer(text, problem, description))
             except BaseException as error:  # noqa: BLE001 - the calling thread raises it
-                answers.put(error)
+                call.set_exception(error)
             finally:
                 del self._running[thread]
 

@@ -17,7 +17,8 @@ rewards.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -49,7 +50,7 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         configs["reference"] = StageConfig(config, policy_folder, without_adapters=True)
     else:
         configs["reference"] = StageConfig(config, reference_folder or policy_folder, share="reference")
-    enough = DynamicSamplingFilter(algorithm.prompts_per_iteration)
+    enough = partial(choose_groups, algorithm.prompts_per_iteration)
     resample = Repeat("resample", "actor", "reward", enough, 1 + algorithm.max_resamples)
     graph = reasoning_graph(
         stages,
@@ -68,20 +69,15 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class DynamicSamplingFilter:
+def choose_groups(wanted: int, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
     """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose raw rewards have nonzero variance.
 
-    The message to the actor is the (round, block, group) of the first such groups, on which it trains.
+    Returns whether an iteration has the `wanted` number of groups; after the last round it trains on fewer.  The
+    message to the actor is the (round, block, group) of the first such groups, on which it trains.
     """
-
-    wanted: int  # groups for an iteration; after the last round it trains on fewer
-
-    def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
-        """Returns whether there are enough groups, and which ones to train on."""
-        groups = [(k, group) for k, reports in enumerate(rounds) for group in in_order(of_type(reports, list))]
-        kept = tuple((k, group.block, group.index) for k, group in groups if not group.zero_variance)
-        return RepeatDecision(len(kept) >= self.wanted, kept[: self.wanted])
+    groups = [(k, group) for k, reports in enumerate(rounds) for group in in_order(of_type(reports, list))]
+    kept = tuple((k, group.block, group.index) for k, group in groups if not group.zero_variance)
+    return RepeatDecision(len(kept) >= wanted, kept[:wanted])
 
 
 def run_iteration(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from functools import partial
 
 import pytest
 from math_runs import DAPO, tiny_math
@@ -14,11 +15,12 @@ from rlinf_embodied.config import DataConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reasoning import workflow
 from rlinf_embodied.reasoning.actor_stage import ActorStage
 from rlinf_embodied.reasoning.batch import ScoredGroup
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.prompt_stage import Prompts, PromptStage
-from rlinf_embodied.reasoning.workflow import DynamicSamplingFilter
+from rlinf_embodied.reasoning.workflow import choose_groups
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training.job import Progress
 
@@ -35,7 +37,7 @@ def report(correct: dict[int, tuple[tuple[bool, ...], ...]]) -> list[ScoredGroup
 
 # --------------------------------------------------------------------------------------------------------------- filter
 def test_only_groups_whose_members_differ_are_useful_in_the_order_of_rounds_and_blocks():
-    decide = DynamicSamplingFilter(wanted=4)
+    decide = partial(choose_groups, 4)
     first = [report({1: (RIGHT, MIXED)}), report({0: (MIXED, WRONG)})]  # two workers, in any order
     decision = decide([first])
     assert (decision.enough, decision.message) == (False, ((0, 0, 0), (0, 1, 1)))
@@ -85,7 +87,7 @@ def test_every_round_of_every_iteration_takes_the_next_problems_of_the_stream(ta
 
 def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
     questions, decisions, trained = {}, [], []
-    give, decide, rows_of = PromptStage.run, DynamicSamplingFilter.__call__, ActorStage._rows_of
+    give, decide, rows_of = PromptStage.run, choose_groups, ActorStage._rows_of
 
     def given(self, step_context, inputs):
         output = give(self, step_context, inputs)
@@ -94,8 +96,8 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
             questions[step_context.round, block] = [problem.question for problem, _ in asked]
         return output
 
-    def recorded(self, rounds):
-        decisions.append(decide(self, rounds))
+    def recorded(wanted, rounds):
+        decisions.append(decide(wanted, rounds))
         return decisions[-1]
 
     def rows(self, step_context, block, payloads):
@@ -106,7 +108,7 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
         return made
 
     monkeypatch.setattr(PromptStage, "run", given)
-    monkeypatch.setattr(DynamicSamplingFilter, "__call__", recorded)
+    monkeypatch.setattr(workflow, "choose_groups", recorded)
     monkeypatch.setattr(ActorStage, "_rows_of", rows)
     config = tiny_math(*DAPO)
     iterate(config, executor_for(config, config.plan.variants, 1, SerialSession()), 1)

@@ -32,7 +32,7 @@ from rlinf_embodied.reasoning.engine import Engine, Generated, generate, poll, u
 from rlinf_embodied.reasoning.episode_runner import EpisodeRunner
 from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
 from rlinf_embodied.reasoning.generation import ExactEngine
-from rlinf_embodied.reasoning.tool_calls import Answers, ToolCalls
+from rlinf_embodied.reasoning.tool_calls import ToolCalls
 from rlinf_embodied.telemetry.progress import report_progress
 
 SAMPLING = GenerationConfig(max_new_tokens=24, max_num_seqs=5)
@@ -206,16 +206,14 @@ def long(text: str, problem: Problem) -> str | None:
 
 
 def test_a_stuck_tool_is_named_and_a_long_call_with_progress_is_none(policies) -> None:
-    answers, config = Answers(), ToolConfig(_target_=f"{__name__}.long", timeout_s=1.0)
+    config = ToolConfig(_target_=f"{__name__}.long", timeout_s=1.0)
     calls = ToolCalls.of(config)
     assert calls is not None
-    calls.ask(answers, 3, "12*4=", PROBLEMS[0])
-    assert calls.next_answer(answers, wait=True) == (3, "12*4=")  # after 1.6 s
+    assert calls.call("12*4=", PROBLEMS[0]) == "12*4="  # after 1.6 s
     calls = ToolCalls(stuck, replace(config, _target_=f"{__name__}.stuck"))
-    calls.ask(answers, 3, "12*4=", PROBLEMS[0])
     start = time.monotonic()
     with pytest.raises(ConfigError, match=r"(?s)timeout_s is 1.*stuck, called with '12\*4=' for '3\+4='.*sleep\(60\)"):
-        calls.next_answer(answers, wait=True)
+        calls.call("12*4=", PROBLEMS[0])
     assert time.monotonic() - start < 10
 
 
