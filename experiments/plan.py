@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf_embodied.command_line import main
-from rlinf_embodied.config import MemoryConfig, PlanningConfig, Precision
+from rlinf_embodied.config import LanguagePolicyConfig, MemoryConfig, PlanningConfig, Precision
 from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranking, rank, rows
 from rlinf_embodied.planning.notation import to_dict
 from rlinf_embodied.planning.pricing import Pricer
@@ -117,7 +117,7 @@ def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module | Caus
     from policies.pi.config import Family, read_config
     from policies.pi.folder import BACKBONE
     from policies.pi.network import new_network
-    from policies.text_codec import char_tokenizer
+    from policies.text_codec import TextCodec, char_tokenizer
 
     raw = read_json(path, _KNOWN)
     found: dict[str, nn.Module | CausalLM] = {}
@@ -134,7 +134,9 @@ def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module | Caus
                 found[name] = flow.to(dtype)
             elif is_language:
                 model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[raw["model_type"]](**raw), dtype=dtype)
-                found[name] = CausalLM(model, char_tokenizer(), lora=lora, checkpoints=True)
+                adapters_of = {} if lora is None else {"lora": lora}
+                settings = LanguagePolicyConfig(packing=False, checkpoint_activations=True, **adapters_of)
+                found[name] = CausalLM(model, TextCodec(char_tokenizer(), None), settings)
             else:
                 found[name] = network = empty_network(config_of(raw, str(path))).to(dtype)
                 if lora is not None:

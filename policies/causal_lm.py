@@ -13,23 +13,23 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from policies.adapters import inject_adapters, merged_model, without_adapters, write_adapters
 from policies.checkpoint_folder import dtype_of, seeded
 from policies.decoding import CachedDecoder, has_plain_cache
-from policies.language_folder import read_model, read_tokenizer, special_tokens
+from policies.language_folder import read_model, special_tokens
 from policies.lean_decoding import LeanDecoder, is_lean
 from policies.packing import can_pack, packed_row
-from policies.text_codec import EOS_ID, PAD_ID, TextCodec, char_tokenizer
+from policies.text_codec import EOS_ID, PAD_ID, TextCodec
 from rlinf_embodied.algorithms.log_probs import (
     chunked_log_probs_and_entropy,
     token_log_probs,
     token_log_probs_and_entropy,
 )
-from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings
+from rlinf_embodied.config import LanguagePolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
@@ -42,39 +42,30 @@ class CausalLM:
     """The model behind the `LanguagePolicy` protocol."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        lora: LoraSettings | None = None,
-        seed: int = 0,
-        checkpoints: bool = False,
-        packing: bool | None = False,
-        where: str = "the model",
+        self, model: PreTrainedModel, codec: TextCodec, config: LanguagePolicyConfig | None = None, seed: int = 0
     ) -> None:
         """Wraps a model and its tokenizer; adapters are initialised from the seed.
-
-        With `checkpoints` a backward pass recomputes the activations of each layer; `packing` is policy.packing.
 
         Raises:
             CheckpointError: the tokenizer has no token that ends a sequence.
             ConfigError: the adapters do not fit, or the model does not support packing.
         """
+        config = config or LanguagePolicyConfig(packing=False)
         self.model = model.eval()  # the plain architecture; adapters sit inside its layers
-        pad_id, eos_ids = special_tokens(model, tokenizer, where)
-        text = model.config.get_text_config()
-        self.spec = LanguageSpec(text.model_type, pad_id, eos_ids)
-        if lora is not None:
-            inject_adapters(model, lora, seed, "policy.lora")
+        pad_id, eos_ids = special_tokens(model, codec.tokenizer)
+        self.spec = LanguageSpec(model.config.get_text_config().model_type, pad_id, eos_ids)
+        if config.lora.rank:
+            inject_adapters(model, config.lora, seed, "policy.lora")
         self.module: nn.Module = model
-        self.codec = TextCodec(tokenizer, getattr(text, "max_position_embeddings", None))
+        self.codec = codec
         self._trunk, self._head = trunk_and_head(model)
+        packing = config.packing
         self._packing = bool(packing)
         self._can_pack = (self._packing or (packing is None and torch.cuda.is_available())) and can_pack(model)
         rule = "its layers do not support packed rows, or compute other logits for them"
         require(self._can_pack or not packing, "policy.packing", packing, f"{self.spec.name}: {rule}", "use false")
-        self.checkpoints = checkpoints
-        if checkpoints:
+        self.checkpoints = config.checkpoint_activations
+        if self.checkpoints:
             checkpoint_blocks(layers_of(model))
         # FSDP gathers parameters outside layers for calls of the module and of the methods named here
         model.called_as_forward = ("completion_log_probs",)  # pyright: ignore[reportArgumentType]
@@ -85,20 +76,10 @@ class CausalLM:
     # ---------------------------------------------------------------------------------------------------- construction
     @classmethod
     def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> CausalLM:
+        codec = TextCodec.from_config(config, folder)
         if folder is None:
-            model, tokenizer = _tiny(config, seed)
-        else:
-            model, tokenizer = read_model(folder, dtype_of(config.precision)), read_tokenizer(folder)
-        policy = cls(
-            *(model, tokenizer),
-            lora=config.lora if config.lora.rank else None,
-            seed=seed,
-            checkpoints=config.checkpoint_activations,
-            packing=config.packing,
-            where=str(folder or "the model"),
-        )
-        policy.codec.set_chat(config.system_prompt, config.chat_template_args)
-        return policy
+            return cls(_tiny(config, len(codec.tokenizer), seed), codec, config, seed)
+        return cls(read_model(folder, dtype_of(config.precision)), codec, config, seed)
 
     @classmethod
     def codec_from_config(cls, config: LanguagePolicyConfig, folder: Path | None) -> TextCodec:
@@ -221,11 +202,10 @@ def trunk_and_head(model: PreTrainedModel) -> tuple[Callable[..., Tensor], Calla
     return hidden, linear
 
 
-def _tiny(config: LanguagePolicyConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _tiny(config: LanguagePolicyConfig, vocab_size: int, seed: int) -> PreTrainedModel:
     """Initialises linear layers by 1 / sqrt(inputs), residual branches smaller with depth (GPT-2, section 2.3)."""
-    tokenizer = char_tokenizer(config.characters)
     shape = Qwen2Config(
-        vocab_size=len(tokenizer),
+        vocab_size=vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_hidden_layers=config.num_layers,
@@ -240,7 +220,7 @@ def _tiny(config: LanguagePolicyConfig, seed: int) -> tuple[PreTrainedModel, Pre
     with seeded(seed, "language model"):
         model = Qwen2ForCausalLM(shape)
         _initialise(model, config.num_layers)
-    return model, tokenizer
+    return model
 
 
 def _initialise(model: Qwen2ForCausalLM, num_layers: int) -> None:

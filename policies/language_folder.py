@@ -111,15 +111,13 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def special_tokens(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str
-) -> tuple[int, tuple[int, ...]]:
+def special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, tuple[int, ...]]:
     """Returns (padding token, tokens that end a sequence); without a padding token, the first of the latter pads.
 
     Raises:
         CheckpointError: no token ends a sequence, or one of these tokens exceeds the model's vocabulary.
     """
-    config = model.generation_config
+    config, where = model.generation_config, tokenizer.name_or_path or "the model"
     configured = None if config is None else config.eos_token_id
     candidates = [tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])]
     eos_ids = tuple(dict.fromkeys(cast(int, token) for token in candidates if token is not None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError
@@ -41,10 +42,29 @@ def char_tokenizer(characters: str = MATH_CHARACTERS) -> PreTrainedTokenizerFast
 class TextCodec:
     """A tokenizer with the system prompt and the arguments of its chat template."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        context_length: int | None,
+        system_prompt: str | None = None,
+        template_args: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Takes the system prompt (None: none) and the arguments of the chat template.
+
+        Raises:
+            ConfigError: the tokenizer has no chat template, or its template does not use an argument.
+        """
         self.tokenizer, self.context_length = tokenizer, context_length
-        self._system: list[dict[str, str]] = []  # first messages of a chat
-        self._template_args: dict[str, Any] = {}
+        template = tokenizer.chat_template
+        for path, value in (("policy.system_prompt", system_prompt), ("policy.chat_template_args", template_args)):
+            rule = "the tokenizer has no chat template, which it needs"
+            require(not value or template is not None, path, value, rule, "leave it out, or use a chat model's folder")
+        unknown = [name for name in template_args if name not in str(template)]
+        rule = f"the model's chat template does not read {', '.join(unknown)}"
+        require(not unknown, "policy.chat_template_args", dict(template_args), rule, "use names that it reads")
+        # first messages of a chat
+        self._system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+        self._template_args: dict[str, Any] = dict(template_args)
 
     @classmethod
     def from_config(cls, config: LanguagePolicyConfig, folder: Path | None) -> TextCodec:
@@ -52,31 +72,13 @@ class TextCodec:
 
         Raises:
             CheckpointError: the folder has no usable config or tokenizer.
-            ConfigError: see `set_chat`.
+            ConfigError: the chat template is missing, or does not use an argument.
         """
+        chat = config.system_prompt, config.chat_template_args
         if folder is None:
-            codec = cls(char_tokenizer(config.characters), config.context_length)
-        else:
-            weight_files(folder)
-            codec = cls(read_tokenizer(folder), read_context(folder))
-        codec.set_chat(config.system_prompt, config.chat_template_args)
-        return codec
-
-    def set_chat(self, system_prompt: str | None, template_args: Mapping[str, object]) -> None:
-        """Sets the system prompt (None: none) and the arguments of the chat template.
-
-        Raises:
-            ConfigError: the tokenizer has no chat template, or its template does not use an argument.
-        """
-        template = self.tokenizer.chat_template
-        for path, value in (("policy.system_prompt", system_prompt), ("policy.chat_template_args", template_args)):
-            rule = "the tokenizer has no chat template, which it needs"
-            require(not value or template is not None, path, value, rule, "leave it out, or use a chat model's folder")
-        unknown = [name for name in template_args if name not in str(template)]
-        rule = f"the model's chat template does not read {', '.join(unknown)}"
-        require(not unknown, "policy.chat_template_args", dict(template_args), rule, "use names that it reads")
-        self._system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-        self._template_args = dict(template_args)
+            return cls(char_tokenizer(config.characters), config.context_length, *chat)
+        weight_files(folder)
+        return cls(read_tokenizer(folder), read_context(folder), *chat)
 
     def chat(self, text: str, history: Sequence[tuple[str, str]] = ()) -> list[ChatMessage]:
         """Returns the messages of a prompt.

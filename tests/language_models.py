@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from policies.causal_lm import CausalLM
-from policies.text_codec import char_tokenizer
+from policies.text_codec import TextCodec, char_tokenizer
 
 V = 25
 _COMMON = {
@@ -86,4 +86,4 @@ def language_model(name: str, seed: int = 0) -> CausalLM:
                 torch.nn.init.normal_(parameter, std=0.25)
             else:
                 parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return CausalLM(model, char_tokenizer())
+    return CausalLM(model, TextCodec(char_tokenizer(), getattr(model.config, "max_position_embeddings", None)))

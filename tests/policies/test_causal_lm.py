@@ -109,7 +109,9 @@ def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
     peft = pytest.importorskip("peft", reason="needs the extra lora")
     policy.save(tmp_path / "base")
     bases = [CausalLM.from_config(LanguagePolicyConfig(), tmp_path / "base", 0) for _ in range(2)]
-    adapted, same = (CausalLM(base.model, base.codec.tokenizer, lora=LoraSettings(rank=4), seed=5) for base in bases)
+    adapted, same = (
+        CausalLM(base.model, base.codec, LanguagePolicyConfig(lora=LoraSettings(rank=4)), seed=5) for base in bases
+    )
     torch.testing.assert_close(logits_of(adapted), logits_of(policy), atol=1e-6, rtol=0)  # B starts at 0
     assert 0 < sum(p.numel() for p in adapted.parameters()) < 0.3 * sum(p.numel() for p in policy.parameters())
     for one, other in zip(adapted.parameters(), same.parameters(), strict=True):
@@ -148,7 +150,7 @@ def test_flops_of_an_update_are_those_that_torch_counts(architecture):
 def test_generation_applies_the_smallest_update_of_adapters_and_the_start_is_the_model_without(architecture):
     pytest.importorskip("peft", reason="needs the extra lora")
     plain = language_model(architecture)
-    policy = CausalLM(copy.deepcopy(plain.model), plain.codec.tokenizer, lora=LoraSettings(rank=4), seed=5)
+    policy = CausalLM(copy.deepcopy(plain.model), plain.codec, LanguagePolicyConfig(lora=LoraSettings(rank=4)), seed=5)
     row = tokens(1, 6)
     with torch.no_grad():
         for name, parameter in policy.module.named_parameters():
@@ -171,12 +173,12 @@ def test_generation_applies_the_smallest_update_of_adapters_and_the_start_is_the
 def test_adapters_for_modules_that_do_not_exist_are_refused(policy):
     pytest.importorskip("peft", reason="needs the extra lora")
     with pytest.raises(ConfigError, match=r"policy\.lora\.targets is \['nowhere'\]"):
-        CausalLM(policy.model, policy.codec.tokenizer, lora=LoraSettings(targets=["nowhere"]))
+        CausalLM(policy.model, policy.codec, LanguagePolicyConfig(lora=LoraSettings(targets=["nowhere"])))
     tied = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
     with pytest.raises(
         ConfigError, match=r"\['q_proj', 'lm_head'\], but the model's head and embeddings are one matrix"
     ):
-        CausalLM(tied.model, tied.codec.tokenizer, lora=LoraSettings(targets=["q_proj", "lm_head"]))
+        CausalLM(tied.model, tied.codec, LanguagePolicyConfig(lora=LoraSettings(targets=["q_proj", "lm_head"])))
 
 
 def test_a_parameter_that_the_weights_lack_is_named(policy, tmp_path):
@@ -250,7 +252,7 @@ def test_a_chat_template_of_the_folder_is_applied(policy, tmp_path):
 def test_a_tokenizer_of_another_model_is_refused(policy):
     policy.codec.tokenizer.add_special_tokens({"pad_token": "<other>"})
     with pytest.raises(CheckpointError, match=r"tokens \[25\], but the model has 25"):
-        CausalLM(policy.model, policy.codec.tokenizer)
+        CausalLM(policy.model, policy.codec)
 
 
 # ----------------------------------------------------------------------------------------------------------- log-probs
@@ -276,7 +278,9 @@ def test_log_probs_and_entropy_are_those_of_each_row_alone(architecture):
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "gemma3", "windowed"])
 def test_packed_rows_have_the_log_probs_of_single_ones(architecture):
     policy, batch = language_model(architecture), ragged_batch()
-    packed = CausalLM(copy.deepcopy(policy.model), policy.codec.tokenizer, packing=True, checkpoints=True)
+    packed = CausalLM(
+        copy.deepcopy(policy.model), policy.codec, LanguagePolicyConfig(packing=True, checkpoint_activations=True)
+    )
     assert packed.packs
     assert not policy.packs
     found = packed.log_probs(batch, 0.7)
@@ -294,14 +298,14 @@ def test_packed_rows_have_the_log_probs_of_single_ones(architecture):
 def test_a_model_that_cannot_be_packed_is_refused():
     policy = language_model("bloom")
     with pytest.raises(ConfigError, match=r"policy\.packing is True, but bloom"):
-        CausalLM(policy.model, policy.codec.tokenizer, packing=True)
+        CausalLM(policy.model, policy.codec, LanguagePolicyConfig(packing=True))
 
 
 @pytest.mark.parametrize("entropy_gradient", [True, False])
 @pytest.mark.parametrize("architecture", ["qwen2", "bloom"])
 def test_chunks_of_tokens_and_recomputed_activations_change_no_gradient(monkeypatch, architecture, entropy_gradient):
     policy = language_model(architecture)
-    again = CausalLM(copy.deepcopy(policy.model), policy.codec.tokenizer, checkpoints=True)
+    again = CausalLM(copy.deepcopy(policy.model), policy.codec, LanguagePolicyConfig(checkpoint_activations=True))
 
     def gradients(one: CausalLM) -> list[torch.Tensor]:
         found = one.log_probs(ragged_batch(), 0.7, entropy_gradient=entropy_gradient)
@@ -318,8 +322,8 @@ def test_chunks_of_tokens_and_recomputed_activations_change_no_gradient(monkeypa
 def test_a_critic_of_a_policy_with_adapters_is_whole_and_in_float32():
     pytest.importorskip("peft", reason="needs the extra lora")
     plain = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
-    half, tokenizer = plain.model.to(torch.bfloat16), plain.codec.tokenizer
-    policy = CausalLM(half, tokenizer, lora=LoraSettings(rank=4), checkpoints=True)
+    half, codec = plain.model.to(torch.bfloat16), plain.codec
+    policy = CausalLM(half, codec, LanguagePolicyConfig(lora=LoraSettings(rank=4), checkpoint_activations=True))
     critic = ValueLM.from_policy(policy)
     assert {p.dtype for p in critic.module.parameters()} == {torch.float32}
     critic.values(ragged_batch()).sum().backward()

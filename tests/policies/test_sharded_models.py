@@ -9,7 +9,7 @@ import torch
 from language_models import MODELS, language_model
 
 from policies.causal_lm import CausalLM
-from rlinf_embodied.config import LoraSettings
+from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings
 from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass, Passes
 from rlinf_embodied.learning.groups import SoloGroup
@@ -31,7 +31,9 @@ BATCHES = [
 def adapted() -> CausalLM:
     """A model in bfloat16 whose float32 adapters are trained."""
     plain = language_model("qwen2")
-    return CausalLM(plain.model.to(torch.bfloat16), plain.codec.tokenizer, lora=LoraSettings(rank=4), seed=1)
+    return CausalLM(
+        plain.model.to(torch.bfloat16), plain.codec, LanguagePolicyConfig(lora=LoraSettings(rank=4)), seed=1
+    )
 
 
 KINDS = {name: (lambda n=name: language_model(n)) for name in MODELS} | {"adapters": adapted}

@@ -110,7 +110,7 @@ def test_greedy_tokens_are_those_of_transformers():
 def test_rows_end_at_any_end_token_and_otherwise_by_length():
     policy = language_model("qwen2")
     policy.model.generation_config.eos_token_id = [1, 7, 8, 9]
-    policy = CausalLM(policy.model, policy.codec.tokenizer)
+    policy = CausalLM(policy.model, policy.codec)
     assert policy.spec.eos_ids == (1, 7, 8, 9)
     for row in run(policy):
         *before, last = row.tokens
@@ -173,7 +173,7 @@ def test_recorded_log_probs_are_those_of_training_at_the_same_weights(temperatur
 def test_generation_sees_new_weights_and_adapters():
     pytest.importorskip("peft", reason="needs the extra lora")
     plain = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
-    policy = CausalLM(plain.model, plain.codec.tokenizer, lora=LoraSettings(rank=4, alpha=8.0), seed=1)
+    policy = CausalLM(plain.model, plain.codec, LanguagePolicyConfig(lora=LoraSettings(rank=4, alpha=8.0)), seed=1)
     before = run(policy)
     optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
     generator = torch.Generator().manual_seed(0)

@@ -7,10 +7,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.plan import meta_models
 from policies.causal_lm import CausalLM
-from policies.text_codec import char_tokenizer
+from policies.text_codec import TextCodec, char_tokenizer
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy
 from rlinf_embodied.compose import CONFIG_DIR
-from rlinf_embodied.config import LoraSettings, MemoryConfig, Precision
+from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, MemoryConfig, Precision
 from rlinf_embodied.planning.profile import load_profile
 from rlinf_embodied.tools.memory import ByteCounter, ModelSize, _fused_attention, held, memory_table, pass_bytes
 
@@ -74,7 +74,8 @@ def test_a_pass_of_smollm2_over_2k_tokens_takes_less_than_half_of_one_with_whole
         logits = plain(input_ids=tokens[:, :-1], use_cache=False).logits
         log_probs, _ = token_log_probs_and_entropy(logits, tokens[:, 1:], 1.0, False)
         torch.autograd.grad(log_probs.sum(), list(plain.parameters()))
-    chunked = pass_bytes(CausalLM(other, char_tokenizer()), 2048)
-    lean = pass_bytes(CausalLM(third, char_tokenizer(), checkpoints=True), 2048)
+    chunked = pass_bytes(CausalLM(other, TextCodec(char_tokenizer(), None)), 2048)
+    settings = LanguagePolicyConfig(packing=False, checkpoint_activations=True)
+    lean = pass_bytes(CausalLM(third, TextCodec(char_tokenizer(), None), settings), 2048)
     assert lean < whole.peak / 2
     assert [round(count / 1e9, 1) for count in (whole.peak, chunked, lean)] == [5.0, 4.4, 1.6]

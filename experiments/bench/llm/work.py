@@ -70,7 +70,7 @@ def make_start(work: Work, steps: int = 1600, examples: int = 20_000) -> None:
     shaped.codec.tokenizer.pad_token = EOS
     shaped.model.config.pad_token_id = shaped.codec.tokenizer.eos_token_id
     with tempfile.TemporaryDirectory() as aside:
-        CausalLM(shaped.model, shaped.codec.tokenizer).save(Path(aside) / "new")
+        CausalLM(shaped.model, shaped.codec).save(Path(aside) / "new")
         words = [
             *("algorithm=sft", "policy=folder", f"policy.folder={aside}/new", f"run.dir={aside}/run"),
             *(f"run.seed={work.seed}", f"data.seed={work.data_seed}", f"data.level={work.level}"),
