@@ -52,7 +52,6 @@ from rlinf_embodied.config.reasoning import (
     EvalSetConfig,
     LanguageAlgorithmConfig,
     LanguageSFTConfig,
-    Late,
     LossLevel,
     ReasoningAlgorithmConfig,
     ReasoningName,

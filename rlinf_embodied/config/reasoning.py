@@ -81,13 +81,6 @@ class AgentConfig:
         require_numbers(self, "agent", "timeout_s", low=0, above=True)
 
 
-class Late(StrEnum):
-    """What happens to an episode that has been unfinished for episodes.max_behind updates."""
-
-    wait = "wait"  # the iteration waits for its end
-    drop = "drop"  # it is restarted
-
-
 @dataclass(kw_only=True, slots=True)
 class EpisodesConfig:
     """In which order episodes are run; see reasoning/episode_runner.py."""
@@ -95,7 +88,7 @@ class EpisodesConfig:
     free: bool = False  # an episode continues once its tool has answered; false: once its whole block has ended a turn
     carried: float = 0.0  # partial rollouts: additional prompts in flight, as a fraction of those of an iteration
     max_behind: int = 4  # updates for which an episode may be unfinished
-    late: Late = Late.wait  # what happens then: wait, or drop (restart it)
+    drop_late: bool = False  # restart it then; false: the iteration waits for it
 
     def __post_init__(self) -> None:
         require_numbers(self, "episodes", "carried", high=1)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlinf_embodied.config import Late, MathConfig
+from rlinf_embodied.config import MathConfig
 from rlinf_embodied.interfaces.language import PromptCodec
 from rlinf_embodied.reasoning.batch import Completions, EngineLoad, GenerationBlock, Prompt, PromptedProblem
 from rlinf_embodied.reasoning.engine import Engine, Generated, poll
@@ -54,13 +54,13 @@ class EpisodeRunner:
     def enter(self, attempt: int, iteration: int, round: int) -> None:
         """Begins or continues a round; abandons episodes of another attempt, and of earlier rounds unless carried over.
 
-        With episodes.late=drop, episodes that have been unfinished for too long are restarted.
+        With episodes.drop_late, episodes that have been unfinished for too long are restarted.
         """
         previous, self._round = self._round, (attempt, iteration, round)
         if previous[0] != attempt or (previous != self._round and not self._carries):
             self.clear()
         settings = self._config.episodes
-        if previous != self._round and settings.late is Late.drop:
+        if previous != self._round and settings.drop_late:
             late = [unit for unit in self._units if self._behind(unit) > settings.max_behind]
             self._abandon(late)
             self._units += [self._unit(unit.block, unit.problems) for unit in late]
@@ -92,9 +92,9 @@ class EpisodeRunner:
         count, settings = self._config.prompts_per_block, self._config.episodes
         if self._carries:
             ended = [unit for unit in self._units if unit.episodes.over][:count]
-            waits = settings.late is Late.wait
-            late = [u for u in self._units if waits and self._behind(u) >= settings.max_behind][:count]
-            if len(ended) < count or any(unit not in ended for unit in late):
+            late = [unit for unit in self._units if self._behind(unit) >= settings.max_behind][:count]
+            waits = not settings.drop_late and any(unit not in ended for unit in late)
+            if len(ended) < count or waits:
                 return None
         else:
             ended = [unit for unit in self._units if unit.block == block]

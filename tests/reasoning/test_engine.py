@@ -14,7 +14,7 @@ from runs import train
 
 from experiments.bench.emulated_engine import EmulatedEngine
 from policies.causal_lm import CausalLM
-from rlinf_embodied.config import LanguagePolicyConfig, Late, ToolConfig
+from rlinf_embodied.config import LanguagePolicyConfig, ToolConfig
 from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
@@ -251,9 +251,9 @@ def test_free_episodes_say_what_they_say_turn_by_turn(policies) -> None:
     assert torch.equal(found.rows.mask, expected.rows.mask)
 
 
-@pytest.mark.parametrize("late", Late)
+@pytest.mark.parametrize("late", [False, True])
 def test_long_episodes_are_carried_over_and_none_is_lost(policies, late) -> None:
-    config = free_config("episodes.carried=0.5", "episodes.max_behind=1", f"episodes.late={late}")
+    config = free_config("episodes.carried=0.5", "episodes.max_behind=1", f"episodes.drop_late={late}")
     engine = ExactEngine(policies[0])
     free = EpisodeRunner(config, policies[0].codec, engine)
     seen: list[int] = []
