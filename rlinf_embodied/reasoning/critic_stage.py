@@ -35,8 +35,7 @@ OPTIMIZER, MODULE = "critic_optimizer", "critic_module"  # in a checkpoint
 class _Rows:
     """A block's completions; tables are [B, R]."""
 
-    sequences: TokenBatch
-    mask: Tensor
+    sequences: TokenBatch  # tokens that a tool inserted have values as well
     values: Tensor  # before the update
     advantages: Tensor
     returns: Tensor
@@ -72,20 +71,19 @@ class CriticStage(LearnerStage):
             block: self._rows(cast(Completions, completions), cast(Rewards, rewards))
             for block, (completions, rewards) in inputs.items()
         }
-        columns = {b: (r.advantages, r.mask) for b, r in blocks.items()}
+        columns = {b: (r.advantages, r.sequences.mask) for b, r in blocks.items()}
         advantages = standardized(columns, self._reducer.sum_blocks)
         algorithm, shuffle = self._algorithm, (self._config.run.seed, "value", step_context.iteration)
         sizes = {block: len(rows.sequences) for block, rows in blocks.items()}
         batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
         passes = lambda rows: [p for b, index in rows.items() for p in self._passes(blocks[b], index.tolist())]  # noqa: E731
         fitted = fit(self._learner, batches, passes)
-        predictions = {b: (r.values, r.returns, r.mask) for b, r in blocks.items()}
+        predictions = {b: (r.values, r.returns, r.sequences.mask) for b, r in blocks.items()}
         explained = explained_variance(predictions, self._reducer.sum_blocks)
         metrics = {"losses/value_loss": fitted.loss, "losses/explained_variance": explained}
-        return Output({b: advantages[b] * r.mask for b, r in blocks.items()}, metrics)
+        return Output({b: advantages[b] * r.sequences.mask for b, r in blocks.items()}, metrics)
 
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
-        # tokens that a tool inserted have values as well
         sequences, algorithm = replace(completions.rows, given=None).to(self.device), self._algorithm
         rule = "the chat template began another row within an episode, and a critic takes episodes of one row"
         target, action = self._config.tool._target_, "use algorithm=grpo, or a model with another template"
@@ -100,12 +98,12 @@ class CriticStage(LearnerStage):
         following = next_values(values.T, no_values, no_values[0], truncated, mask.T)
         columns = token_rewards.T, values.T, following, terminated.T, truncated, mask.T
         advantages, returns = gae(*columns, algorithm.gamma, algorithm.gae_lambda)
-        return _Rows(sequences, mask, values, advantages.T.contiguous(), returns.T.contiguous())
+        return _Rows(sequences, values, advantages.T.contiguous(), returns.T.contiguous())
 
     def _passes(self, rows: _Rows, index: Sequence[int]) -> list[Pass]:
         budget = self._algorithm.tokens_per_microbatch
         parts = dynamic_batches(rows.sequences.lengths.tolist(), budget, rows=index)
-        return [Pass(float(rows.mask[part].sum()), partial(self._loss, rows, part)) for part in parts]
+        return [Pass(float(rows.sequences.mask[part].sum()), partial(self._loss, rows, part)) for part in parts]
 
     def _loss(self, rows: _Rows, index: Sequence[int]) -> LossSums:
         batch = rows.sequences.select(index)

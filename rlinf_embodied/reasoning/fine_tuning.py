@@ -102,11 +102,6 @@ def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
 Example = tuple[list[int], list[int], list[bool]]  # prompt, completion, and which of its tokens a tool inserted
 
 
-def token_batch(examples: Sequence[Example]) -> TokenBatch:
-    """Returns examples as the rows of a batch."""
-    return TokenBatch.of(*zip(*examples, strict=True))
-
-
 class FineTuningStage(LanguageLearner):
     """Fits the language model to examples."""
 
@@ -207,7 +202,8 @@ class FineTuningStage(LanguageLearner):
         return torch.from_numpy(order[part * size : (part + 1) * size])
 
     def _passes(self, rows: Mapping[int, Tensor]) -> list[Pass]:
-        examples = token_batch([self._examples[block][row] for block, index in rows.items() for row in index.tolist()])
+        chosen = [self._examples[block][row] for block, index in rows.items() for row in index.tolist()]
+        examples = TokenBatch.of(*zip(*chosen, strict=True))
         lengths, mask, budget = examples.lengths.tolist(), examples.mask, self._settings.tokens_per_microbatch
         packs = self._policy.packs
         batches = dynamic_batches(lengths, budget, packed=True) if packs else _microbatches(lengths, budget)
@@ -225,7 +221,7 @@ class FineTuningStage(LanguageLearner):
         for block, examples in self._held_out.items():
             sums[block] = torch.zeros(2)
             if examples:
-                rows = token_batch(examples)
+                rows = TokenBatch.of(*zip(*examples, strict=True))
                 log_prob = all_log_probs(self.shared.policy, rows, 1.0, budget).sum()
                 sums[block] = torch.tensor([-float(log_prob), float(rows.mask.sum())])
         loss, tokens = torch.stack(list(self._reducer.gather_blocks(sums).values())).sum(0).tolist()
