@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from rlinf_embodied.errors import ConfigError
@@ -47,19 +47,45 @@ def require_writable(result: Path) -> None:
         ) from error
 
 
-def cached(name: str, write: Callable[[Path], None]) -> Path:
-    """Returns the path of a cached file or folder; `write` makes it where it is missing.
+def cached(final: Path, write: Callable[[Path], object], marker: str = "") -> Path:
+    """Returns the path of a cached file or folder, which `write` makes if it, or the file `marker` in it, is missing.
 
-    It is written aside and renamed, so that processes that start together never see half of it.
+    It is written to a temporary path and renamed when it is on the disk, so that no process finds half of it.
 
     Raises:
         ConfigError: the cache cannot be written.
     """
-    final = cache_root() / name
-    if not final.exists():
-        require_writable(final)
-        with tempfile.TemporaryDirectory(dir=final.parent) as folder:
-            write(aside := Path(folder) / final.name)
-            with suppress(OSError):  # another process was faster
-                aside.rename(final)
+    if (final / marker).exists():
+        return final
+    require_writable(final)
+    shutil.rmtree(final, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f"{final.name}.partial-") as folder:
+        write(partial := Path(folder) / final.name)
+        open_to_all(partial)
+        for path in (*partial.rglob("*"), partial):  # contents must reach the disk before their names
+            sync(path)
+        try:
+            partial.rename(final)
+            sync(final.parent)
+        except OSError:
+            if not (final / marker).exists():  # otherwise another process made it in the meantime
+                raise
     return final
+
+
+def open_to_all(folder: Path) -> None:
+    """Gives files the permissions of the umask, since safetensors only lets the owner read them."""
+    mask = os.umask(0o077)  # the only way to read it
+    os.umask(mask)
+    for path in folder.rglob("*.safetensors"):
+        if path.stat().st_nlink == 1:  # a linked file may belong to another user
+            path.chmod(0o666 & ~mask)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

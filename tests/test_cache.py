@@ -26,20 +26,18 @@ def test_without_a_home_the_way_out_is_named(monkeypatch) -> None:
     assert cache_root() == Path("/else/where")
 
 
-def test_a_cache_that_cannot_be_written_is_named_before_the_work(tmp_path, monkeypatch) -> None:
+def test_a_cache_that_cannot_be_written_is_named_before_the_work(tmp_path) -> None:
     (tmp_path / "file").write_text("in the way")
     result = tmp_path / "file/cache/profiles/x.json"
     with pytest.raises(ConfigError, match=r"the cache .*profiles cannot be written \(Not a directory\)"):
         require_writable(result)
-    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"the cache .* set RLINF_EMBODIED_CACHE"):
-        cached("kinematics/x", lambda path: pytest.fail("made in vain"))
+        cached(tmp_path / "file/kinematics/x", lambda path: pytest.fail("made in vain"))
 
 
-def test_what_is_cached_is_made_once(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
+def test_what_is_cached_is_made_once(tmp_path) -> None:
     for text in ("first", "second"):
-        assert cached("a/b.txt", lambda path, text=text: path.write_text(text)).read_text() == "first"
+        assert cached(tmp_path / "a/b.txt", lambda path, text=text: path.write_text(text)).read_text() == "first"
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.txt"]
 
 

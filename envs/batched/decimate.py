@@ -12,7 +12,7 @@ import numpy as np
 import sapien
 
 from envs.batched.meshes import VERSION, Mesh, decimated
-from rlinf_embodied.cache import cached
+from rlinf_embodied.cache import cache_root, cached
 
 VIEW_MARGIN = 1.25  # times the field of view, for bodies that move into it
 UNSEEN = 4.0  # factor of the pixel width for bodies outside every camera's view
@@ -175,7 +175,7 @@ def _stored_meshes(name: str, shape: RenderMesh, pixel: float) -> list[tuple[int
         arrays = {f"{k}/{field}": array for k, mesh in light for field, array in mesh.items()}
         np.savez(path, counts=[len(part.triangles) for part in parts], **arrays)
 
-    with np.load(cached(f"meshes/{digest}.npz", write)) as stored:
+    with np.load(cached(cache_root() / f"meshes/{digest}.npz", write)) as stored:
         counts = stored["counts"].tolist()
         return [
             (count, Mesh(*(stored[f"{k}/{field.name}"] for field in fields(Mesh)))) for k, count in enumerate(counts)

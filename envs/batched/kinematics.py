@@ -26,7 +26,7 @@ import numpy as np
 import sapien
 from mani_skill.agents.controllers.utils.kinematics import Kinematics
 
-from rlinf_embodied.cache import cached
+from rlinf_embodied.cache import cache_root, cached
 
 MAX_ITERATIONS = 100  # ManiSkill's argument of SAPIEN's solver
 MAX_JOINTS = 16  # as in clik.c
@@ -170,7 +170,7 @@ def _compiled() -> Path:
         order = [*command, "-o", str(path), str(_SOURCE), "-lm"]
         subprocess.run(order, capture_output=True, check=True, text=True)
 
-    return cached(f"kinematics/{digest}.so", write)
+    return cached(cache_root() / f"kinematics/{digest}.so", write)
 
 
 def _instruction_set() -> list[str]:

@@ -24,7 +24,7 @@ import numpy as np
 import sapien
 from mani_skill.render.shaders import PREBUILT_SHADER_CONFIGS, set_shader_pack
 
-from rlinf_embodied.cache import cached
+from rlinf_embodied.cache import cache_root, cached
 
 STOCK_FOLDER = Path(sapien.__file__).parent / "vulkan_shader"
 KNOWN_FILES = {  # blake2b digests of the files that the line numbers below refer to
@@ -71,7 +71,7 @@ def made_packs() -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(text.encode())
 
-    return cached(f"shaders/{sapien.__version__}-{digest}", write)
+    return cached(cache_root() / f"shaders/{sapien.__version__}-{digest}", write)
 
 
 def _edited(text: str, path: str) -> str:

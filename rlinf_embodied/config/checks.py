@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -46,6 +46,15 @@ def did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
     """Returns a question that suggests the name most similar to `word`; an empty text if none is similar."""
     close = difflib.get_close_matches(word, names, n=1)
     return f" did you mean {prefix}{close[0]}?" if close else ""
+
+
+def by_dotted_key(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the values of nested sections: {"run": {"seed": 1}, "links": {}} gives {"run.seed": 1, "links": {}}."""
+    values: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        values |= by_dotted_key(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
+    return values
 
 
 @contextmanager

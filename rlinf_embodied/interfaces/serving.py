@@ -36,6 +36,7 @@ from websockets.exceptions import WebSocketException
 from websockets.http11 import Request, Response
 from websockets.sync.client import connect
 
+from rlinf_embodied.config.checks import by_dotted_key
 from rlinf_embodied.errors import ConfigError, ServerError
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation
 
@@ -226,10 +227,10 @@ def observation_of(
         ServerError: an entry is missing or has the wrong shape.
     """
     rows = (message.get(OURS) or {}).get("rows")
-    entries, lead = (
-        {keys.get(key, key): value for key, value in _flat(message).items()},
-        () if rows is None else (rows,),
-    )
+    lead = () if rows is None else (rows,)
+    given = by_dotted_key({name: value for name, value in message.items() if name != OURS})
+    dotted = {key.replace("/", "."): value for key, value in given.items()}
+    entries = {keys.get(key, key): value for key, value in dotted.items()}
 
     def read(shape: tuple[int, ...], *names: str) -> np.ndarray:
         name = next((name for name in names if name in entries), None)
@@ -268,14 +269,3 @@ def observation_of(
     state = {feature.name: torch.zeros(len(texts), *feature.shape) for feature in env.of_kind(FeatureKind.state)}
     observation = Observation(state, tuple(texts), images, privileged)
     return observation.with_proprio(numbers(env.proprio_dim, STATE, "state", "states")) if state else observation
-
-
-def _flat(message: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for key, value in message.items():
-        path = prefix + str(key).replace("/", ".")
-        if isinstance(value, Mapping):
-            entries |= {} if path == OURS else _flat(value, f"{path}.")
-        else:
-            entries[path] = value
-    return entries

@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlinf_embodied.cache import open_to_all, sync
 from rlinf_embodied.errors import CheckpointError, CheckpointWriteError
 from rlinf_embodied.telemetry.progress import report_progress
 
@@ -71,7 +72,7 @@ def save(
     partial = target.with_name(f".{target.name}.partial")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _sync(root.parent)
+        sync(root.parent)
         for leftover in root.glob(".step_*"):  # of a killed writer
             shutil.rmtree(leftover)
         partial.mkdir()
@@ -81,7 +82,7 @@ def save(
             copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in group.items()}
             save_file(copies, partial / TENSORS / f"{name}.safetensors")
         (partial / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-        _open_to_all(partial)
+        open_to_all(partial)
         _seal(partial, step, 1 + max((manifest.sequence for _, manifest in complete(root)), default=0))
         _install(partial, target)
     except BaseException as error:
@@ -108,29 +109,7 @@ def point_latest(target: Path) -> None:
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target.name, target_is_directory=True)
     os.replace(fresh, target.with_name("latest"))
-    _sync(target.parent)
-
-
-def write_whole(folder: Path, write: Callable[[Path], object], marker: str) -> None:
-    """Creates a folder atomically: `write` fills a temporary one, which is then renamed.
-
-    An existing folder that contains the file `marker` is kept: another process created the same one in the meantime.
-    """
-    partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
-    try:
-        write(partial)
-        _open_to_all(partial)
-        for path in (*partial.rglob("*"), partial):  # contents must reach the disk before their names
-            _sync(path)
-        if not (folder / marker).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
-            _sync(folder.parent)
-    except OSError:
-        if not (folder / marker).exists():  # otherwise another process created it just before
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    sync(target.parent)
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
@@ -141,26 +120,17 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
         shutil.copy2(source, target)
 
 
-def _open_to_all(folder: Path) -> None:
-    """Gives files the permissions of the umask, since safetensors only lets the owner read them."""
-    mask = os.umask(0o077)  # the only way to read it
-    os.umask(mask)
-    for path in folder.rglob("*.safetensors"):
-        if path.stat().st_nlink == 1:  # a linked file may belong to another user
-            path.chmod(0o666 & ~mask)
-
-
 def _seal(folder: Path, step: int, sequence: int) -> None:
     """Writes the manifest once everything else has reached the disk."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-        _sync(path)
+        sync(path)
         report_progress()
     content = {"format": FORMAT, "step": step, "sequence": sequence, "files": files}
     (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for path in (folder / MANIFEST, *(path for path in folder.rglob("*") if path.is_dir()), folder):
-        _sync(path)
+        sync(path)
 
 
 def _install(partial: Path, target: Path) -> None:
@@ -169,15 +139,6 @@ def _install(partial: Path, target: Path) -> None:
         target.rename(replaced)
     partial.rename(target)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file or folder has reached the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def find_latest(root: Path) -> Path | None:

@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from rlinf_embodied.cache import cached
+from rlinf_embodied.cache import cache_root, cached
 from rlinf_embodied.errors import ConfigError
 
 SOURCE = Path(__file__).with_name("kernels.c")
@@ -36,7 +36,7 @@ def compiled() -> Path:
     try:
         version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
         digest = sha256(b"\0".join([SOURCE.read_bytes(), " ".join(command).encode(), version])).hexdigest()[:16]
-        folder = cached(f"portable/{digest}", partial(_compile, command))
+        folder = cached(cache_root() / f"portable/{digest}", partial(_compile, command))
     except subprocess.CalledProcessError as error:
         message = (error.stderr or b"").decode(errors="replace").strip()
         raise ConfigError(

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
+from rlinf_embodied.config.checks import by_dotted_key
 from rlinf_embodied.telemetry.metrics import idle_warning, iqm, iqm_interval, percent
 from rlinf_embodied.telemetry.plots import COLOURS, Line, kept_moment, line_chart, rate_lines, seeds_line, svg
 from rlinf_embodied.telemetry.run_reader import SHARES, Run, kept_weights, pooled
@@ -57,16 +58,10 @@ def latest(run: Run, name: str) -> str:
     return f"{100 * last[0][1]:.1f} % in the last iterations (sampled)" if last else "-"
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the value of each dotted key, as text: {"run": {"seed": 1}} gives {"run.seed": "1"}."""
-    values: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            values |= flat(value, f"{prefix}{key}.")
-        else:
-            text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
-            values[f"{prefix}{key}"] = text.removesuffix("\n...\n").strip()
-    return values
+    text = lambda value: yaml.safe_dump(value, default_flow_style=True, width=10**6)  # noqa: E731
+    return {key: text(value).removesuffix("\n...\n").strip() for key, value in by_dotted_key(config).items()}
 
 
 def by_configuration(runs: Sequence[Run]) -> list[list[Run]]:

@@ -15,6 +15,7 @@ import yaml
 
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import FREE_ON_RESUME, KEPT_ON_RESUME
+from rlinf_embodied.config.checks import by_dotted_key
 from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.execution.executor import Executor
@@ -119,7 +120,7 @@ def _read(path: Path, what: str, read: Callable[[object], _Value]) -> _Value:
 
 def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
     saved = _read(checkpoint, "config", lambda text: dict(yaml.safe_load(str(text))))
-    different = list(_differences(_flat(saved), _flat(yaml.safe_load(to_yaml(config)))))
+    different = list(_differences(by_dotted_key(saved), by_dotted_key(yaml.safe_load(to_yaml(config)))))
     if not different:
         return
     listed = "; ".join(f"{key} is {ours!r} here and {before!r} there" for key, before, ours in different[:_MAX_LISTED])
@@ -140,21 +141,12 @@ def _differences(before: dict[str, object], now: dict[str, object]) -> Iterator[
             continue
         old, new = before.get(key, _ABSENT), now.get(key, _ABSENT)
         same = old == new or (isinstance(old, str) and isinstance(new, str) and _resolved(old) == _resolved(new))
-        if not same and (old != _ABSENT or ".options." in key):
+        if not same and (old not in (_ABSENT, {}) or ".options." in key):
             yield key, old, new
 
 
 def _resolved(text: str) -> str:
     return os.path.realpath(os.path.expanduser(text))
-
-
-def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Returns the values of nested sections by dotted keys."""
-    values: dict[str, object] = {}
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        values |= _flat(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
-    return values
 
 
 def outliving(checkpoint: Path, run: Path) -> Path:

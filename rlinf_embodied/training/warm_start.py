@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from rlinf_embodied import portable
-from rlinf_embodied.cache import cache_root, require_writable
+from rlinf_embodied.cache import cache_root, cached
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.learning.checkpoint import write_whole
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import library_versions
@@ -43,10 +42,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """
     if (folder / _MARKER).exists():
         _LOG.info("warm start: cached policy in %s", folder)
-    else:
-        require_writable(folder)
-        write_whole(folder, make, _MARKER)
-    return folder
+    return cached(folder, make, _MARKER)
 
 
 def make_policy(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlinf_embodied.cache import cached
 from rlinf_embodied.errors import CheckpointError, CheckpointWriteError
 from rlinf_embodied.learning import checkpoint as C
 
@@ -101,7 +102,7 @@ def test_files_get_the_modes_that_the_umask_allows(tmp_path):
     before = os.umask(0o027)
     try:
         path = save(tmp_path, 1)
-        C.write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
+        cached(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)))
     finally:
         os.umask(before)
     found = [*path.rglob("*"), *(tmp_path / "clone").rglob("*")]
@@ -116,10 +117,10 @@ def test_what_another_process_made_meanwhile_stays_and_what_is_damaged_is_replac
         write_policy(tmp_path / "clone")
         (tmp_path / "clone/theirs").touch()
 
-    C.write_whole(tmp_path / "clone", made_by_others_first, "config.json")
+    cached(tmp_path / "clone", made_by_others_first, "config.json")
     assert (tmp_path / "clone/theirs").exists()  # a run that reads it goes on reading
     (tmp_path / "clone/config.json").unlink()
-    C.write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
+    cached(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
     assert sorted(path.name for path in (tmp_path / "clone").iterdir()) == ["config.json", "model.safetensors"]
     assert names(tmp_path) == ["clone"]
 
@@ -146,7 +147,7 @@ def test_an_interrupt_while_writing_leaves_no_trace(tmp_path):
 
 
 WRITES: list[tuple[object, str]] = [
-    *((C, name) for name in ("save_file", "_sync")),
+    *((C, name) for name in ("save_file", "sync")),
     *((Path, name) for name in ("mkdir", "write_text", "rename", "symlink_to")),
     (os, "replace"),
 ]
