@@ -1,20 +1,23 @@
 """Episodes that run freely against episodes turn by turn, and partial rollouts against waiting for the longest.
 
-python -m experiments.bench.episodes measure=free [seeds=3] [iterations=6] [slow=1]
-python -m experiments.bench.episodes measure=partial [seeds=3] [iterations=8] [slow=1]
+python -m experiments.bench.episodes measure=free [cases=one_block,...] [ways=turn_by_turn,free,partial] [seeds=0-2]
+    [iterations=8] [slow=1] [out=...]
+python -m experiments.bench.episodes measure=partial [seeds=0-2] [iterations=8] [slow=1]
 
 The engine is emulated (experiments.bench.emulated_engine.py) and the tool sleeps, so that a busy machine hardly
 matters.  Everything else is real: the stages, the executor, the profile and the simulation that predicts a plan.
 
 free      128 episodes of 16 prompts, with up to 8 turns of lognormal lengths, and a tool whose latency is lognormal
           with a mean of 0.3 s (99th percentile 1.9 s): seconds of an iteration and what the planner predicts from a
-          profile, both ways.  Then Kolmogorov-Smirnov tests of lengths and rewards of different episodes.
+          profile of other problems, each way.  Then Kolmogorov-Smirnov tests of lengths and rewards of different
+          episodes.  In a worker the episodes are one block or two blocks; with few slots 32 of them decode at once
 partial   128 completions with long tails (90 tokens; 99th percentile 1,200): with half as many prompts again under way,
           against none
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import time
@@ -29,9 +32,9 @@ import numpy as np
 from scipy.stats import ks_2samp
 
 from experiments.bench.emulated_engine import EmulatedEngine
+from experiments.bench.harness import Benchmark, Run, names_of
 from policies.causal_lm import CausalLM
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
 from rlinf_embodied.config.checks import require_one_of
@@ -48,6 +51,7 @@ from rlinf_embodied.reasoning.generation_stage import GenerationStage
 from rlinf_embodied.reasoning.graph import reasoning_graph
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Position, PromptStage
+from rlinf_embodied.reporting.seeds import seeds_of
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
@@ -60,6 +64,11 @@ _SETTINGS = """
     cluster=serial plan=collocated run.exact=false data.level=sum1-2-9 policy=folder
     algorithm.prompts_per_iteration=16 algorithm.group_size=8
     generation.rows_per_block=128 generation.rows_per_batch=128 generation.max_num_seqs=256"""
+_TURNS = f"""
+    generation.engine={_HERE}.TurnsEngine generation.max_new_tokens=512 tool.max_turns=8 tool.concurrency=128
+    tool._target_={_HERE}.tool reward._target_={_HERE}.reward"""
+_CASES = {"one_block": "", "few_slots": "generation.max_num_seqs=32", "two_blocks": "generation.rows_per_block=64"}
+_WAYS = {"turn_by_turn": "", "free": "episodes.free=true", "partial": "episodes.free=true episodes.carried=0.5"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +76,12 @@ class Options:
     """The arguments."""
 
     measure: str = "free"
-    seeds: int = 3
-    iterations: int = 6
+    cases: str = "one_block,few_slots,two_blocks"
+    ways: str = "turn_by_turn,free,partial"
+    seeds: str = "0-2"
+    iterations: int = 8
     slow: float = 1.0  # emulated times are so many times as long, and printed seconds divided by it: for a busy machine
+    out: str = ""
 
     def __post_init__(self) -> None:
         require_one_of(self, "", "measure", "free", "partial")
@@ -103,30 +115,36 @@ def reward(completion: str, problem: Problem) -> float:
 # ------------------------------------------------------------------------------------------------------------ measures
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What iterations of one way showed."""
+    """Iterations of one way and seed."""
 
-    seconds: list[float]
+    case: str
+    way: str
+    seed: int
     predicted_s: float
+    seconds: list[float]
     lengths: list[int]
     rewards: list[float]
 
-    def __str__(self) -> str:
-        low, high, middle = min(self.seconds), max(self.seconds), mean(self.seconds)
-        return f"{middle:.2f} s ({low:.2f}-{high:.2f}), predicted {self.predicted_s:.2f} ({self.error:+.0%})"
 
-    @property
-    def error(self) -> float:
-        return self.predicted_s / mean(self.seconds) - 1
+def shown(arms: Sequence[Arm]) -> str:
+    """Returns the mean seconds, the prediction and its error, with the range of single iterations or seeds."""
+    errors = [arm.predicted_s / mean(arm.seconds) - 1 for arm in arms]
+    seconds, predicted_s = [second for arm in arms for second in arm.seconds], mean(arm.predicted_s for arm in arms)
+    measured = f"{mean(seconds):.2f} s ({min(seconds):.2f}-{max(seconds):.2f})"
+    error = f"{predicted_s / mean(seconds) - 1:+.0%} ({min(errors):+.0%} to {max(errors):+.0%})"
+    return f"{arms[0].case}, {arms[0].way}: {measured}, predicted {predicted_s:.2f}, error {error}"
 
 
 def config_of(folder: str, seed: int, words: Sequence[str]) -> MathConfig:
     return compose_math([*_SETTINGS.split(), f"policy.folder={folder}", f"run.seed={seed}", *words])
 
 
-def arm(folder: str, own: Options, seed: int, words: Sequence[str]) -> Arm:
+def arm(folder: str, own: Options, case: str, way: str, seed: int) -> Arm:
     """Profiles episodes, generation and rewards, predicts an iteration of them, and runs some."""
-    config, cluster, session = config_of(folder, seed, words), Cluster("a core", "cpu", 1, 1, 0), SerialSession()
-    stages = ("episodes" if config.has_loop else "prompts", "generation", "reward")
+    words = [*_TURNS.split(), *_CASES[case].split(), *_WAYS[way].split()]
+    seed_of_way = seed + 1000 * [*_WAYS].index(way)
+    config, cluster = config_of(folder, seed_of_way, words), Cluster("a core", "cpu", 1, 1, 0)
+    session, stages = SerialSession(), ("episodes" if config.has_loop else "prompts", "generation", "reward")
     work = reasoning_graph(
         stages,
         config.num_blocks,
@@ -136,13 +154,13 @@ def arm(folder: str, own: Options, seed: int, words: Sequence[str]) -> Arm:
         turns=config.num_turns if config.has_loop else 1,
         receivers=(),
     )
-    profile = measure(work, session, cluster, "episodes", {}, lambda *shown: None, budget_s=60.0 * own.slow)
+    profile = measure(work, session, cluster, "episodes", {}, lambda *shown: None, budget_s=600.0 * own.slow)
     plan = collocated(work, 1)
     predicted_s = simulate(plan, Pricer(work, profile, cluster)).iteration_s / own.slow
     executor = Executor(work, plan, session, cluster)
     seconds, lengths, rewards = list[float](), list[int](), list[float]()
-    for iteration in range(own.iterations):
-        position = Position((100 + iteration) * config.rl.prompts_per_iteration)
+    for iteration in range(1 + own.iterations):
+        position = Position((1000 + iteration) * config.rl.prompts_per_iteration)
         start = time.perf_counter()
         result = executor.run(StepContext(iteration, message=position))
         seconds.append((time.perf_counter() - start) / own.slow)
@@ -150,26 +168,26 @@ def arm(folder: str, own: Options, seed: int, words: Sequence[str]) -> Arm:
         lengths += [n for report in reports for n in report.lengths]
         rewards += [float(right) for group in in_order(result.all_of("reward", list)) for right in group.correct]
     session.close()
-    return Arm(seconds, predicted_s, lengths, rewards)
+    return Arm(case, way, seed, predicted_s, seconds[1:], lengths, rewards)  # the first has no episodes carried over
 
 
-def free(folder: str, own: Options) -> None:
-    """Compares free running with turn by turn."""
-    shared = [f"generation.engine={_HERE}.TurnsEngine", "generation.max_new_tokens=512", "tool.max_turns=8"]
-    shared += [f"reward._target_={_HERE}.reward", f"tool._target_={_HERE}.tool", "tool.concurrency=128"]
-    ways = {"turn by turn": (0, []), "free": (1000, ["episodes.free=true"])}
-    found: dict[str, list[Arm]] = {way: [] for way in ways}
-    for seed in range(own.seeds):
-        for way, (offset, words) in ways.items():
-            found[way].append(arm(folder, own, offset + seed, [*shared, *words]))
-            print(f"seed {offset + seed}, {way}: {found[way][-1]}", flush=True)
-    turns, freely = found.values()
-    ratios = [mean(b.seconds) / mean(a.seconds) for a, b in zip(turns, freely, strict=True)]
-    print(f"free / turn by turn: {mean(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
-    for name in ("lengths", "rewards"):
-        a, b = ([value for one in arms for value in getattr(one, name)] for arms in (turns, freely))
+def free(folder: str, run: Run[Options]) -> None:
+    """Compares ways with each other and with their predictions."""
+    own = run.options
+    cells = list(itertools.product(names_of(own.cases), names_of(own.ways)))
+    arms: dict[tuple[str, str], list[Arm]] = {cell: [] for cell in cells}
+    for seed, (case, way) in itertools.product(seeds_of(own.seeds, "seeds"), cells):
+        arms[case, way].append(arm(folder, own, case, way, seed))
+        print(f"seed {seed}, {shown(arms[case, way][-1:])}", flush=True)
+    for cell in cells:
+        print(shown(arms[cell]))
+    kept = ("case", "way", "seed", "predicted_s", "seconds")
+    run.write({"arms": [{name: getattr(one, name) for name in kept} for cell in cells for one in arms[cell]]})
+    pools = [[one for (_, way), of_way in arms.items() if way == name for one in of_way] for name in [*_WAYS][:2]]
+    for name in ("lengths", "rewards") if all(pools) else ():
+        a, b = ([value for one in pool for value in getattr(one, name)] for pool in pools)
         p = ks_2samp(a, b).pvalue  # pyright: ignore[reportAttributeAccessIssue]
-        print(f"{name} of {len(a)} and {len(b)} episodes, KS test: p = {p:.2f}")
+        print(f"{name} of {len(a)} and {len(b)} episodes, turn by turn and free, KS test: p = {p:.2f}")
 
 
 def carried(folder: str, own: Options, seed: int, share: float) -> list[float]:
@@ -199,21 +217,21 @@ def carried(folder: str, own: Options, seed: int, share: float) -> list[float]:
     return seconds[1:]
 
 
-def partial(folder: str, own: Options) -> None:
+def partial(folder: str, run: Run[Options]) -> None:
     """Compares partial rollouts with waiting for the longest completion."""
-    ratios = []
-    for seed in range(own.seeds):
+    own, ratios = run.options, []
+    for seed in seeds_of(own.seeds, "seeds"):
         whole, part = (mean(carried(folder, own, seed, share)) for share in (0.0, 0.5))
         ratios.append(part / whole)
     print(f"partial / synchronous: {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
 
 
-def run(own: Options) -> None:
-    os.environ[_SLOW] = str(own.slow)
+def run(asked: Run[Options]) -> None:
+    os.environ[_SLOW] = str(asked.options.slow)
     with tempfile.TemporaryDirectory() as folder:
         CausalLM.from_config(SHAPE, None, 0).save(Path(folder))
-        {"free": free, "partial": partial}[own.measure](folder, own)
+        {"free": free, "partial": partial}[asked.options.measure](folder, asked)
 
 
 if __name__ == "__main__":
-    main(run, Options)
+    Benchmark("episodes", Options, run).main()

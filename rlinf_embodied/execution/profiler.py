@@ -41,7 +41,8 @@ ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remar
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 4  # of the method of measurement
-_MOST_REPETITIONS = 5
+_REPETITIONS = 5  # more if the seconds vary
+_UNCERTAIN = 0.05  # standard error of the mean seconds, relative to it, up to which no more repetitions are run
 _PATIENCE = 8  # multiple of the budget that probes may take until their shortened runs represent whole ones
 _LONGEST = 20  # multiple of the budget that all probes may take; later ones are built to measure memory, but not run
 _WARM_STEPS = 2  # chunk-steps of the first iterations
@@ -331,7 +332,7 @@ class Effort:
         run = probes.shortened(probe.workflow, self._chunk_steps)
         share_s = self._budget_s * probe.most_blocks / sum(self._blocks)
         while not iterations or (
-            len(iterations) < _MOST_REPETITIONS
+            (len(iterations) < _REPETITIONS or _vary([each.seconds for each in iterations[1:]]))
             and sum(each.seconds for each in iterations) + iterations[-1].seconds < share_s
         ):
             iterations.append(iterate(run, number + len(iterations), not iterations))
@@ -345,3 +346,8 @@ class Effort:
         least = max(2 * _WARM_STEPS, *parts) if parts else most
         steps = _WARM_STEPS * self._budget_s * self._blocks[0] / max(sum(self._blocks) * short_s, 1e-9)
         return max(_WARM_STEPS, min(most, max(int(steps), min(least, int(_PATIENCE * steps)))))
+
+
+def _vary(seconds: Sequence[float]) -> bool:
+    """Returns whether the mean of repetitions is still uncertain."""
+    return statistics.stdev(seconds) > _UNCERTAIN * statistics.mean(seconds) * len(seconds) ** 0.5

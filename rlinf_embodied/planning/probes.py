@@ -276,8 +276,10 @@ def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint:
 
 def _stage(stage: str, measured: Measurements) -> StageProfile:
     of_stage, work = measured.stages[stage], measured.workflow
-    medians = {cell: statistics.median(values) for cell, values in of_stage.seconds.items()}
-    items, devices = grid([*medians, *of_stage.resident, *of_stage.sharing])
+    # a median, which ignores disturbed repetitions, is too short where few iterations with long tails take most time
+    typical = statistics.mean if work.stages[stage].at_once else statistics.median
+    seconds = {cell: typical(values) for cell, values in of_stage.seconds.items()}
+    items, devices = grid([*seconds, *of_stage.resident, *of_stage.sharing])
     resident, shared = _resident(stage, measured)
     loop, spec = next(iter(work.loops.values()), None), work.stages[stage]
     missing = 1.0 - measured.chunk_steps / loop.chunk_steps if loop else 0.0  # fraction of a rollout's data
@@ -288,7 +290,7 @@ def _stage(stage: str, measured: Measurements) -> StageProfile:
         in_loop=work.loop_of(stage) is not None,
         items_per_device=np.array(items, float),
         devices=np.array(devices, float),
-        seconds=fill(medians, items, devices),
+        seconds=fill(seconds, items, devices),
         resident_bytes=fill_bytes(resident, items, devices),
         shared_bytes=shared,
         working_bytes=fill_bytes(of_stage.working, items, devices) + waiting * np.array(items)[:, None],

@@ -114,7 +114,8 @@ class PromptStage(HoldsNoMemory):
     """Draws problems from the training stream.
 
     With B blocks of K problems, block b of round r has the problems from position start + (r B + b) K on; the message
-    of the step_context, a Position, has the start.  With partial rollouts (episodes.carried) the first problems of the
+    of the step_context, a Position, has the start.  A profile sends none: its iterations have successive problems, so
+    that their seconds vary as those of a training.  With partial rollouts (episodes.carried) the first problems of the
     block's next round follow, which are begun early.
     """
 
@@ -135,9 +136,9 @@ class PromptStage(HoldsNoMemory):
         return Output(outputs)
 
     def _draw(self, step_context: StepContext, block: int) -> tuple[PromptedProblem, ...]:
-        position, config = cast(Position, step_context.message or Position()), self._config
-        count, carried = config.prompts_per_block, config.carried_per_block
+        count, carried = self._config.prompts_per_block, self._config.carried_per_block
         per_round = self._num_blocks * count
+        position = cast(Position, step_context.message or Position(step_context.iteration * per_round))
         start = position.used + step_context.round * per_round + block * count
         problems = self._prompts.batch(start, count, position.pools)
         return (*problems, *(self._prompts.batch(start + per_round, carried, position.pools) if carried else ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from plan_cases import cluster, embodied
 
 from rlinf_embodied.cluster.hardware import Cluster, with_waiting
+from rlinf_embodied.execution.profiler import Effort
 from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.probes import (
@@ -220,6 +222,22 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     assert (actor.stays, actor.offloaded_bytes, actor.onload_s) == (False, 5.0, 0.5)
     assert profile.workload is not None
     assert (profile.workload.expected_rounds, profile.workload.num_items) == (1.5, 8)
+
+
+@pytest.mark.parametrize(("at_once", "seconds"), [(False, 1.0), (True, 2.0)])
+def test_a_stage_with_long_tails_takes_the_mean_of_its_repetitions(at_once: bool, seconds: float) -> None:
+    work = chain(a=StageSpec("a", "fakes.a", None, at_once=at_once))
+    measured = Measurements(work)
+    measured.stages = {name: Shown({(8, 1): [1.0, 1.0, 4.0]}) for name in "ab"}
+    assert made(measured).stages["a"].call_s(8, 1) == seconds
+
+
+@pytest.mark.parametrize(("seconds", "count"), [([1.0], 5), ([0.5, 1.5], 103), ([0.5, 0.5, 1.5], 35)])
+def test_iterations_are_repeated_until_their_mean_is_certain_or_the_budget_is_spent(seconds, count: int) -> None:
+    probe, took = on(chain(), 1), itertools.cycle(seconds)
+    effort = Effort(probe.workflow, [probe], 30.0 if len(seconds) == 3 else 1000.0)
+    kept, _ = effort.measure(probe, lambda run, number, record: Iteration(run, [], next(took)))
+    assert len(kept) + 1 == count
 
 
 def test_data_of_the_steps_that_were_left_out_takes_memory_too() -> None:

@@ -51,10 +51,11 @@ def stage_of(config: MathConfig) -> GenerationStage:
     return stage
 
 
-def prompts_of(config: MathConfig, start: int = 0) -> dict[int, list[object]]:
+def prompts_of(config: MathConfig, start: int | None = 0, iteration: int = 0) -> dict[int, list[object]]:
     stage = PromptStage(StageConfig(config, str(clone(config))))
     stage.setup(solo_context(BLOCKS))
-    output = stage.run(StepContext(0, message=Position(start)), {block: [] for block in BLOCKS})
+    at = StepContext(iteration, message=None if start is None else Position(start))
+    output = stage.run(at, {block: [] for block in BLOCKS})
     return {block: [payload] for block, payload in output.blocks.items()}
 
 
@@ -129,6 +130,11 @@ def test_a_block_is_returned_before_those_after_it_are_decoded(decoder_steps):
     assert steps[0] < steps[1] or steps[2] < steps[3]  # within a set, too
     for block in BLOCKS:
         same(made[block], whole.blocks[block])
+
+
+def test_iterations_of_a_profile_have_successive_problems():
+    config = tiny_math()  # 8 prompts in an iteration
+    assert prompts_of(config, None, iteration=3) == prompts_of(config, 24) != prompts_of(config, None)
 
 
 def test_free_blocks_are_begun_once_where_chunks_cut_their_set():
