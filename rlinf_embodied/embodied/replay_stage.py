@@ -140,8 +140,8 @@ class ReplayBuffer:
         return episode_returns(outcomes, rows, horizon).roll(oldest)
 
     def export_state(self) -> dict[str, Tensor]:
-        """Returns a copy of all that it holds: the columns and the cursor; {} of an empty one."""
-        held = {name: column[: self._size].clone() for name, column in self._columns.items()}
+        """Returns all that it holds, without copies: the columns and the cursor; {} of an empty one."""
+        held = {name: column[: self._size] for name, column in self._columns.items()}
         return {**held, _CURSOR: torch.tensor([self._cursor])} if held else {}
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:

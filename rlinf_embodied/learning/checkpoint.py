@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,8 +80,11 @@ def save(
         policy_writer(partial)
         (partial / TENSORS).mkdir()
         for name, group in tensors.items():
-            copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in group.items()}
-            save_file(copies, partial / TENSORS / f"{name}.safetensors")
+            held = {key: tensor.detach().cpu().contiguous() for key, tensor in group.items()}
+            owners = Counter(tensor.untyped_storage().data_ptr() for tensor in held.values())
+            for key, tensor in held.items():  # safetensors refuses tensors that share memory
+                held[key] = tensor.clone() if owners[tensor.untyped_storage().data_ptr()] > 1 else tensor
+            save_file(held, partial / TENSORS / f"{name}.safetensors")
         (partial / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         open_to_all(partial)
         _seal(partial, step, 1 + max((manifest.sequence for _, manifest in complete(root)), default=0))

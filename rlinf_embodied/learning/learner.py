@@ -135,8 +135,8 @@ class Learner:
         return self._optimizer.export_state() if self.reducer.group.rank == 0 else {}
 
     def export_part(self) -> dict[str, Tensor]:
-        """Returns a copy of this worker's part of the state, without communication."""
-        return self._optimizer.export_state((self.reducer.group.rank, self.reducer.group.size))
+        """Returns this worker's part of the state, without communication."""
+        return self._optimizer.export_state((self.reducer.group.rank, self.reducer.group.size), copy=False)
 
     def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """Joins the parts of all workers to the full state."""

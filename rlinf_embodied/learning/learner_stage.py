@@ -173,14 +173,14 @@ class LearnerStage:
         self.shared.version = step_context.iteration
 
     def export_snapshot(self, step_context: Moment) -> StagePart:
-        """Returns a copy of this worker's share of weights and moments; the first one adds the other networks.
+        """Returns this worker's share of weights and moments; the first one adds the other networks.
 
         Nothing is exchanged.
         """
         groups: Groups = {name: learner.export_part() for name, learner in self.learners.items()}
         if self.group.rank == 0:
             for name, module in self.modules.items():
-                groups[name] = {key: tensor.to("cpu", copy=True) for key, tensor in module.state_dict().items()}
+                groups[name] = {key: tensor.cpu() for key, tensor in module.state_dict().items()}
         module, whole, part = self.shared.policy.module, self.sends_frozen, (self.group.rank, self.group.size)
         return StagePart(groups, weights=weights.export_weights(module, self.shared.version, whole, part=part))
 

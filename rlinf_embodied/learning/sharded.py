@@ -225,7 +225,7 @@ class ShardedLearner(Learner):
         parts = {"steps": self._steps()}
         for label, parameter in self._named.items():
             for name, key in _MOMENTS.items():
-                parts[f"{name}/{label}"] = _own(self._optimizer.state[parameter][key]).to("cpu", copy=True)
+                parts[f"{name}/{label}"] = _own(self._optimizer.state[parameter][key]).cpu()
         return parts
 
     def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -120,13 +120,13 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
 def export_weights(
     module: nn.Module, version: int, whole: bool = True, policy: str = WHOLE_STAGE, part: tuple[int, int] = (0, 1)
 ) -> WeightsMessage:
-    """Returns a copy of a module's state, or of its k-th of n parts, as a message.
+    """Returns a module's state, or its k-th of n parts, as a message; on a CPU its tensors are the module's.
 
     Without `whole`, frozen parameters, which receivers have already, are left out: of a model with adapters only these
     are sent.
     """
     state = _part(_once(module) if whole else _changing(module), part)
-    tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+    tensors = {name: tensor.detach().cpu() for name, tensor in state.items()}
     return WeightsMessage(version, tensors, checksum(tensors), policy, part=part)
 
 

@@ -34,7 +34,7 @@ from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.plug_ins import load_target, raised_by_user
 from rlinf_embodied.runtime import relay
 from rlinf_embodied.runtime.stage_group import StageGroup
-from rlinf_embodied.runtime.tensor_wire import payload_bytes, to_device
+from rlinf_embodied.runtime.tensor_wire import copied, payload_bytes, to_device
 from rlinf_embodied.runtime.worker_state import WorkerState
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import StageSpec
@@ -108,6 +108,8 @@ class Stage(Protocol):
     loop; `step(step_context, {block: message}) -> {block: message}`;
     `close(step_context, {block: None}) -> Output`.
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
+    The tensors of exports may be those of the stage: they are copied before its next call.
+
     Weight edge: `export_weights(step_context) -> object`, and `install_weights(step_context, object)`; for an edge of
     changes `export_weights(step_context, follows)`, see Executor.export.  If `setup` returns WeightFacts, each call
     exports part `step_context.chunk` of `step_context.num_chunks`, and installs the parts one after the other.
@@ -390,12 +392,16 @@ class WorkerHost:
             state = self._timed(stage, method, step_context) if hasattr(self.stages[stage], method) else None
             size = None if state is None else payload_bytes(state)
             most = cast("float | None", call.argument)
-            return [None if most is not None and (size or 0) > most else state], size
+            return [None if most is not None and (size or 0) > most else self._own(state)], size
         arguments = [*([] if call.argument is None else [call.argument]), *payloads]
         if method == "import_snapshot":
             return [], self._timed(stage, method, step_context, arguments)
         answer = self._timed(stage, method, step_context, *arguments)
-        return ([answer], None) if call.publishes else ([], answer)
+        return ([self._own(answer)], None) if call.publishes else ([], answer)
+
+    def _own(self, answer: object) -> object:
+        """Returns what others may keep while this worker's tensors change; a session of processes sends it at once."""
+        return answer if self._alone else copied(answer)
 
     def _loop(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
         """Runs the whole loop in this process, with the calls that a driver would make, in the same order."""

@@ -89,6 +89,11 @@ def to_device(value: object, device: str) -> object:
     return map_leaves(value, lambda leaf: leaf.to(device) if _is_tensor(leaf) else leaf)
 
 
+def copied(value: object) -> object:
+    """Returns a nested payload with copies of all tensors."""
+    return map_leaves(value, lambda leaf: leaf.clone() if _is_tensor(leaf) else leaf)
+
+
 def payload_bytes(value: object) -> int:
     """Returns the bytes of all tensors and arrays in a nested payload."""
     sizes: list[int] = []

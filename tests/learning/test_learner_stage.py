@@ -17,6 +17,8 @@ from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.weights import SharedPolicy
+from rlinf_embodied.runtime.host import Call, StepContext, WorkerHost, WorkerSpec
+from rlinf_embodied.runtime.tensor_wire import copied
 
 
 class Trained(LearnerStage):
@@ -78,12 +80,30 @@ def test_a_checkpoint_brings_back_networks_moments_and_version(tmp_path) -> None
     assert after(second, 3).weights == after(first, 3).weights
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_worker_copies_what_it_publishes_only_if_it_stays_in_its_process(alone) -> None:
+    host = WorkerHost(WorkerSpec(0, "cpu"), alone=alone)
+    host.stages["actor"], host._exclusive["actor"] = made, _ = after(Trained(), 1), frozenset()
+    publish = lambda method: host.invoke(Call("actor", method, StepContext(1), publishes=True), [])[0]  # noqa: E731
+    message, part = publish("export_weights"), publish("export_snapshot")
+    moments = made.learner._optimizer._mean
+    for sent, kept in (
+        (message.tensors["weight"], made.policy.weight),
+        (part.weights.tensors["weight"], made.policy.weight),
+        (part.tensors["critic"]["weight"], made.critic.weight),
+        (part.tensors["optimizer"]["mean"], moments),
+    ):
+        assert torch.equal(sent, kept)
+        assert (sent.data_ptr() == kept.data_ptr()) == alone
+    host.clear()
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_snapshot_is_a_copy_in_shares_from_which_every_worker_continues(size: int) -> None:
+def test_a_snapshot_is_in_shares_from_which_every_worker_continues(size: int) -> None:
     workers = [after(Trained(), 1, 2) for _ in range(size)]
     for rank, worker in enumerate(workers):
         worker.group = worker.learner.reducer.group = SimpleNamespace(rank=rank, size=size)
-    parts = [worker.export_snapshot(at(2)) for worker in workers]
+    parts = [copied(worker.export_snapshot(at(2))) for worker in workers]
     held = [(len(part.weights.tensors), len(part.tensors["optimizer"]["mean"])) for part in parts]
     assert held == {1: [(2, 8)], 2: [(1, 4), (1, 4)], 3: [(1, 3), (0, 3), (1, 2)]}[size]
     first = Trained()
