@@ -124,7 +124,7 @@ def test_the_text_of_a_plan(text: str) -> None:
         assert "plan" in str(error)  # noqa: PT017
 
 
-CLUSTER = yaml.safe_load((CONFIG_DIR / "cluster/emulated_mixed.yaml").read_text())
+CLUSTER = yaml.safe_load((CONFIG_DIR / "described_clusters/mixed.yaml").read_text())
 
 
 @FEW

@@ -215,15 +215,8 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
     """Returns the cluster that a run gets.
 
     Raises:
-        ConfigError: the cluster is emulated, it needs more GPUs than are visible, or `cpu_devices` is set although
-            there are no accelerators.
+        ConfigError: it needs more GPUs than are visible, or `cpu_devices` is set although there are no accelerators.
     """
-    if config.emulated:
-        name = config.name.removeprefix("emulated_")
-        raise ConfigError(
-            f"cluster is {config.name!r}, only described: plan for it with experiments/plan.py cluster={name}, run "
-            f"its plans with experiments/emulate.py cluster={name}, and train with cluster=local"
-        )
     cluster = local_cluster(config.num_devices, config.torch_device)
     cluster = replace(cluster, device_module=config.device_module, links=Links(**config.links))
     if config.device_memory_bytes is not None:  # Cluster.memory_bytes is per accelerator, but summed over cores

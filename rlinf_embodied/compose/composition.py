@@ -92,10 +92,9 @@ def groups(schema: type) -> dict[str, Preset]:
     return presets
 
 
-def choices(group: str, schema: type | None = None) -> list[str]:
-    """Returns the names of the presets of a group, sorted; those of a command, or of configs/<group>."""
-    preset = groups(schema).get(group) if schema else None
-    return sorted(path.stem for path in (CONFIG_DIR / (preset.folder if preset else group)).glob("*.yaml"))
+def choices(group: str, schema: type) -> list[str]:
+    """Returns the names of the presets of a command's group, sorted."""
+    return sorted(path.stem for path in (CONFIG_DIR / groups(schema)[group].folder).glob("*.yaml"))
 
 
 def compose(

@@ -341,7 +341,7 @@ class ProfiledConfig:
     """What experiments/plan.py and experiments/emulate.py both read."""
 
     profile: str = "maniskill_openvla"  # a file under configs/profiles, or a path to a .json file
-    cluster: str = "h100x8"  # local, a file under configs/cluster (also without "emulated_"), or a path to a .yaml file
+    cluster: str = "h100x8"  # local, a file under configs/described_clusters, or a path to a .yaml file
     num_items: int | None = None  # episodes or prompts of an iteration; None: the profile's
     num_ranked: int = 8  # number of plans to print
     max_staleness: int = 0  # as plan.max_staleness

@@ -77,8 +77,6 @@ class ClusterConfig:
     hang_after_s: float = 25.0  # limit without progress, in addition to twice a method's longest such time so far
     first_progress_s: float = 600.0  # limit before a method's first progress: starts, set-ups, first calls
     object_store_bytes: int | None = None  # if this process starts Ray; None: a share of the machine's memory
-    emulated: bool = False  # described by nodes and links, for planning and for stages that only sleep
-    nodes: list[dict] = field(default_factory=list)  # groups of identical nodes, see tools/plans.py
     links: dict[str, float] = field(default_factory=dict)  # differences from Links of cluster/hardware.py
 
     def __post_init__(self) -> None:

@@ -193,8 +193,7 @@ def find_cluster(config: ClusterConfig) -> Cluster:
     """Returns the cluster of a run: this machine, or the nodes of the Ray cluster at `cluster.address`.
 
     Raises:
-        ConfigError: the config requests an emulated cluster, more devices than available, or a Ray cluster that does
-            not exist or whose nodes differ.
+        ConfigError: it has fewer devices than requested, does not exist, or its nodes differ.
     """
     if config.address is None:
         return cluster_at_hand(config)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup, local_cluster
-from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, explained, keys, read_mapping, stored_variant
+from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, explained, keys, read_mapping, stored_variant
 from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.planning.explain import rank
@@ -27,12 +27,11 @@ _LARGEST = 1e30  # larger than any number of bytes or rate; products of such num
 
 @dataclass(kw_only=True, slots=True)
 class ClusterFile:
-    """The content of a file under configs/cluster that describes a cluster."""
+    """The content of a file that describes a cluster."""
 
     name: str
     nodes: list[NodeGroup]
     links: Links = field(default_factory=Links)
-    emulated: bool = True
 
 
 def find_profile(config: ProfiledConfig) -> Profile:
@@ -44,11 +43,10 @@ def find_profile(config: ProfiledConfig) -> Profile:
 
 
 def find_cluster(name: str) -> Cluster:
-    """Returns this machine (`local`), or the cluster described by a file under configs/cluster or at a path."""
+    """Returns this machine (`local`), or the cluster of a file under configs/described_clusters or at a path."""
     if name == "local":
         return local_cluster(None)
-    name = f"emulated_{name}" if f"emulated_{name}" in choices("cluster") else name
-    path = find_file("cluster", name, "cluster", (".yaml", ".yml"))
+    path = find_file("cluster", name, "described_clusters", (".yaml", ".yml"))
     return described_cluster(read_mapping(path), str(path))
 
 

@@ -80,11 +80,6 @@ def test_hidden_gpus_do_not_count(machine, visible: str, number: int) -> None:
     assert (cluster.kind, cluster.num_devices) == (("cuda", number) if number else ("cpu", 3))
 
 
-def test_a_run_on_a_described_cluster_is_refused_and_sent_to_the_planner() -> None:
-    with pytest.raises(ConfigError, match=r"experiments/plan.py cluster=h100x8.*experiments/emulate.py cluster=h100x8"):
-        cluster_at_hand(ClusterConfig(name="emulated_h100x8", emulated=True))
-
-
 def nodes(kind: str, num_nodes: int, devices: int, memory_bytes: float) -> NodeGroup:
     return NodeGroup(
         kind=kind, num_nodes=num_nodes, devices_per_node=devices, memory_bytes=memory_bytes, cores_per_node=8

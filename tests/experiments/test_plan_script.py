@@ -86,7 +86,6 @@ def test_adapters_that_lie_nowhere_are_refused(toy: Path, tmp_path: Path) -> Non
 
 CLUSTER = """
 name: pair
-emulated: true
 nodes: [{kind: h100, num_nodes: 1, devices_per_node: 2, memory_bytes: 200.0e+9, cores_per_node: 64}]
 """
 
