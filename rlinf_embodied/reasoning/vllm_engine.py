@@ -35,7 +35,12 @@ from rlinf_embodied.telemetry.progress import report_progress
 _LOG = logging.getLogger(__name__)
 _SERVER = Path(__file__).with_name("vllm_server.py")
 _FOLDER = "RLINF_EMBODIED_VLLM"  # environment variable: folder of vLLM's Python environment
-_SETTINGS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+_SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # vllm_server.py sends a function to the workers of tensor parallelism
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 _DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
 _WAIT_S = 0.5  # longest time that `poll` waits for a step of the server
 _MOST_LOSSES = 3  # consecutive servers that ended before any of their rows did

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,13 +185,37 @@ def test_the_server_of_an_owner_that_was_killed_ends_and_removes_its_folder(monk
 
 
 # ------------------------------------------------------------------------------------------------------- the real vLLM
-@pytest.mark.slow
-@pytest.mark.timeout(1800)  # vLLM starts twice
-def test_a_training_with_vllm_survives_the_end_of_its_server(monkeypatch, tmp_path: Path) -> None:
+@pytest.fixture
+def vllm_python() -> Path:
     try:
-        installed_python()
+        return installed_python()
     except ConfigError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # vLLM starts twice
+def test_tensor_parallelism_gives_the_same_tokens_also_after_new_weights(monkeypatch, vllm_python) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|0")  # otherwise vLLM wants a NUMA node for each
+    first, second = (CausalLM.from_config(replace(SHAPE, hidden_size=64, num_heads=2), None, n) for n in (5, 6))
+    generated = []
+    for size in (1, 2):
+        config = config_of(enforce_eager=True, tensor_parallel_size=size)
+        engine = VllmEngine(config, first, 3)
+        engine.submit(requests(first, config))
+        rows = ended(engine)
+        update(engine, 4, second)
+        engine.submit(requests(first, config))
+        generated.append([*rows, *ended(engine)])
+        engine.close()
+    for one, two in zip(*generated, strict=True):
+        assert one.tokens == two.tokens
+        assert one.log_probs == pytest.approx(two.log_probs, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # vLLM starts twice
+def test_a_training_with_vllm_survives_the_end_of_its_server(monkeypatch, tmp_path: Path, vllm_python) -> None:
     load, killed = VllmEngine.load, []
 
     def load_and_die(self: VllmEngine, version: int, policy: CausalLM) -> None:
