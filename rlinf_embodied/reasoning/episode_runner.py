@@ -45,7 +45,7 @@ class EpisodeRunner:
         self.load = EngineLoad()
         self._round = (0, 0, 0)  # attempt, iteration and round
         self._carries = config.carried_per_block > 0
-        self._calls = ToolCalls.of(config.tool)
+        self._calls = ToolCalls(config.tool)
         self._units: list[Unit] = []  # the oldest first
         self._rows: dict[int, tuple[Unit, int]] = {}  # unit and episode number, by the engine's number of the row
         self._begun = set[int]()  # blocks that have not been taken
@@ -150,5 +150,4 @@ class EpisodeRunner:
 
     def close(self) -> None:
         self.clear()
-        if self._calls is not None:
-            self._calls.close()
+        self._calls.close()

@@ -152,7 +152,7 @@ class ToolEpisodes(Episodes):
         group_size: int,
         config: MathConfig,
         codec: PromptCodec,
-        calls: ToolCalls | None,
+        calls: ToolCalls,
     ) -> None:
         """Creates the episodes; `config` limits turns and tokens, `calls` answers the turns."""
         limits = config.generation.max_new_tokens, codec.context_length
@@ -168,7 +168,7 @@ class ToolEpisodes(Episodes):
                 episode.rows.append(Row(episode.first.tokens))
             return {number: episode.first for number, episode in enumerate(self.episodes)}
         prompts: dict[int, Prompt] = {}
-        while self._pending and self._calls is not None:
+        while self._pending:
             ended = self._calls.ended(self._pending, wait)
             for call in ended:
                 number, answer = self._pending.pop(call), call.result()
@@ -198,7 +198,7 @@ class ToolEpisodes(Episodes):
         for number, generated in rows.items():
             episode = self.episodes[number]
             episode.add(generated)
-            if episode.rows[-1].ended and episode.turns < self._max_turns and self._calls is not None:
+            if episode.rows[-1].ended and episode.turns < self._max_turns:
                 self._pending[self._calls.ask(episode.text, episode.problem)] = number
             else:
                 episode.over = True
@@ -239,12 +239,12 @@ def episodes_of(
     group_size: int,
     config: MathConfig,
     codec: PromptCodec,
-    calls: ToolCalls | None = None,
+    calls: ToolCalls,
     max_row_tokens: int | None = None,
 ) -> Episodes:
     """Returns new episodes, which an agent drives if the config names one.
 
-    `calls` are those of the config's tool, if any; `max_row_tokens` limits the rows of an agent.
+    `calls` are those of the config's tool; `max_row_tokens` limits the rows of an agent.
     """
     if config.agent._target_ is not None:
         from rlinf_embodied.reasoning.agents import AgentEpisodes  # imports an HTTP server
@@ -259,7 +259,7 @@ class EpisodeStage(PromptStage):
 
     def setup(self, context: StageContext) -> None:
         super().setup(context)
-        self._calls = ToolCalls.of(self._config.tool)
+        self._calls = ToolCalls(self._config.tool)
         self._episodes: dict[int, Episodes] = {}
         self._loads: dict[int, list[EngineLoad]] = {}  # by block
         self._version = 0
@@ -300,5 +300,4 @@ class EpisodeStage(PromptStage):
         """Ends agents and tools that are still running."""
         for episodes in self._episodes.values():
             episodes.close()
-        if self._calls is not None:
-            self._calls.close()
+        self._calls.close()

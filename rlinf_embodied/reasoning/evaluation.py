@@ -151,12 +151,11 @@ class AnswerStage(LanguageStage):
         reward = replace(self._config.reward, format_reward=0.0, overlong_tokens=0)  # scores answers only
         verifiers = {n: Verifier(PromptTemplate.of(s.config.data), reward) for n, s in self._sets.items()}
         self._verifiers = verifiers | {SAMPLED: verifiers[GREEDY]}  # shared, since each may start a process
-        self._calls = ToolCalls.of(self._config.tool)
+        self._calls = ToolCalls(self._config.tool)
         self._shared.leave(self._user)
 
     def leave(self) -> None:
-        if self._calls is not None:
-            self._calls.close()
+        self._calls.close()
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Answers blocks of the problem set that the message names; reports (GenerationReport, groups)."""
@@ -340,7 +339,7 @@ def check_plug_ins(config: MathConfig | EvaluateAnswersConfig) -> None:
         DataError: a file of problems cannot be used.
     """
     reward_function(config.reward)
-    ToolCalls.of(config.tool)
+    ToolCalls(config.tool)
     agent_of(config.agent)
     problem_source(config.data, config.data.seed)
 

@@ -127,8 +127,8 @@ class FineTuningStage(LanguageLearner):
         first = _FIRST if trains and available is None else 0
         size = (number if available is None else min(number, available)) // NUM_BLOCKS
         problems = source.batch(split, first + block * size, size)
-        has_calls, rule = settings.tool_share > 0, "the config names no tool that they could call"
-        valid, action = config.tool._target_ is not None or not has_calls, "give tool._target_, or use 0"
+        rule, action = "the config names no tool that they could call", "give tool._target_, or use 0"
+        valid = config.tool._target_ is not None or not settings.tool_share
         require(valid, f"{settings.section}.tool_share", settings.tool_share, rule, action)
         rule = "no training problem has worked steps: in files they stand in the answer, before ####"
         valid = not trains or share == 0 or any(problem.solution for problem in problems)
@@ -136,17 +136,16 @@ class FineTuningStage(LanguageLearner):
         require(valid, path, share, rule, "give such answers, or use 0")
         numbers, template = np.arange(block * size, (block + 1) * size), PromptTemplate.of(config.data)
         draws = uniform(config.run.seed, "worked" if trains else "worked/held out", numbers).tolist()
-        calls, examples = ToolCalls.of(config.tool) if has_calls else None, list[Example]()
+        calls, examples = ToolCalls(config.tool), list[Example]()
         for problem, draw in zip(problems, draws, strict=True):
             text = template.completion(problem, draw < share + settings.tool_share)
             turns = [(text, False)]
-            if calls is not None and share <= draw < share + settings.tool_share:
+            if share <= draw < share + settings.tool_share:
                 turns = with_calls(calls.call, problem, text)
             prompt, completion, inserted = self._encode(template, problem, turns)
             if len(prompt) + len(completion) <= settings.tokens_per_microbatch:
                 examples.append((prompt, completion, inserted))
-        if calls is not None:
-            calls.close()
+        calls.close()
         rule = (
             f"each of {NUM_BLOCKS} blocks provides half of it, and one has {len(examples)} examples of up to "
             f"{settings.tokens_per_microbatch} tokens"

@@ -68,13 +68,10 @@ class GenerationStage(LanguageStage):
             self._shared.leave(self._user)  # before vLLM's server measures the device's free memory
         self._engine = engine_of(self._config, self._shared.policy, self._shared.version)
         self._load = EngineLoad()  # turn by turn
-        self._runner: EpisodeRunner | None = None  # None: episodes are a loop of stages
-        if not self._config.has_loop:
-            self._runner = EpisodeRunner(self._config, self._shared.policy.codec, self._engine)
+        self._runner = EpisodeRunner(self._config, self._shared.policy.codec, self._engine)  # not for `step`
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Completions of each block."""
-        assert self._runner is not None
         start, runner, free = time.perf_counter(), self._runner, self._config.episodes.free
         outputs, finish_s, size = dict[int, Completions](), dict[int, float](), self._config.blocks_per_batch
         batches = {block: cast("list[Batch]", inputs[block])[0] for block in sorted(inputs)}
@@ -115,8 +112,7 @@ class GenerationStage(LanguageStage):
             super().onload(step_context)
 
     def leave(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
+        self._runner.close()
         self._engine.close()
 
 

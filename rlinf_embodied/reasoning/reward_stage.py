@@ -42,7 +42,6 @@ class Verification:
     correct: np.ndarray  # bool [B]: it ended, and its final answer is right
     formatted: np.ndarray  # bool [B]: it ended, and follows the template
     raw: np.ndarray  # float32 [B]: 1 if correct, or the custom reward (weighted sum); 0 if it did not end
-    rewards: np.ndarray  # float32 [B]: raw + format_reward * formatted
     named: dict[str, np.ndarray]  # float64 [B] each: custom rewards by name ("": a single number)
 
 
@@ -102,8 +101,7 @@ class Verifier:
             if reward is not None:
                 raw[row] = reward
                 correct[row] = raw[row] >= _RIGHT
-        rewards = raw + np.float32(self._config.format_reward) * formatted
-        return Verification(correct, formatted, raw, rewards.astype(np.float32), named)
+        return Verification(correct, formatted, raw, named)
 
     def _compare(self, rows: Sequence[tuple[str, Problem, bool]]) -> np.ndarray:
         """Returns which answers are right, bool [B]; math-verify compares each undecided pair once."""
@@ -139,9 +137,8 @@ class Verifier:
         problems = [problem for problem in completions.problems for _ in range(size)]
         ended = completions.ended[last].cpu().numpy()
         verified = self.verify(completions.texts, problems, ended, completions.agent_rewards)
-        rewards, raw = torch.from_numpy(verified.rewards), torch.from_numpy(verified.raw)
-        if scores is not None:
-            rewards, raw = scores + config.format_reward * torch.from_numpy(verified.formatted), scores
+        raw = torch.from_numpy(verified.raw) if scores is None else scores
+        rewards = raw + config.format_reward * torch.from_numpy(verified.formatted)
         if config.overlong_tokens:
             lengths = (completions.rows.lengths - completions.rows.prompt_lengths)[last].cpu()
             margin = config.overlong_tokens  # soft overlong punishment of DAPO, arXiv 2503.14476, eq. 13

@@ -43,18 +43,17 @@ class _Running:
 class ToolCalls:
     """The threads of a tool; they belong to one stage."""
 
-    def __init__(self, tool: Tool, config: ToolConfig) -> None:
-        self._tool, self._config = tool, config
+    def __init__(self, config: ToolConfig) -> None:
+        """Loads the tool, if the config names one; starts no thread.
+
+        Raises:
+            ConfigError: it cannot be imported or called.
+        """
+        self._config, target = config, config._target_
+        self._tool = None if target is None else load_plug_in(target, "tool._target_", "text", "problem")
         self._requests: queue.SimpleQueue = queue.SimpleQueue()  # of (call, text, problem); None ends a thread
         self._running: dict[int, _Running] = {}  # by thread
         self._threads: list[threading.Thread] = []
-
-    @staticmethod
-    def of(config: ToolConfig) -> ToolCalls | None:
-        """Returns the calls of the tool that a config names, or None; raises a ConfigError if it cannot be called."""
-        if config._target_ is None:
-            return None
-        return ToolCalls(cast(Tool, load_plug_in(config._target_, "tool._target_", "text", "problem")), config)
 
     def ask(self, text: str, problem: Problem) -> Future[str | None]:
         """Queues a call; its result raises a ConfigError if the tool raised, or returned neither a text nor None."""
@@ -108,12 +107,13 @@ class ToolCalls:
 
     def _answer(self, text: str, problem: Problem, description: str) -> str | None:
         refusal = lambda raised: ConfigError(f"tool._target_, {description} raised {raised}\nCorrect the tool")  # noqa: E731
+        assert self._tool is not None
         with named_when_raised(refusal):
             answer = self._tool(text, problem)
         rule = "a tool returns a text that the model reads, or None to end the episode"
         action = f"correct the tool: tool._target_, {description} returned it"
         require(answer is None or isinstance(answer, str), "tool._target_", answer, rule, action)
-        return answer
+        return cast("str | None", answer)
 
     def _require_in_time(self) -> None:
         """Raises if a running call has neither answered nor reported progress for tool.timeout_s."""

@@ -28,6 +28,7 @@ from rlinf_embodied.reasoning.episodes import episodes_of, run_episodes
 from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.objective import Round, training_rows
 from rlinf_embodied.reasoning.reward_stage import Verifier
+from rlinf_embodied.reasoning.tool_calls import ToolCalls
 
 PROBLEMS = [Problem(i, f"{3 + i}+4=", str(7 + i), None, "sum", "sum1-1-9") for i in range(2)]
 
@@ -102,7 +103,7 @@ def run(policy: CausalLM, agent: str, *overrides: str) -> tuple[MathConfig, Comp
         (problem, Prompt(problem.id, tuple(policy.codec.encode_chat(policy.codec.chat(problem.question)))))
         for problem in PROBLEMS
     ]
-    with closing(episodes_of(asked, 4, config, policy.codec)) as episodes:
+    with closing(episodes_of(asked, 4, config, policy.codec, ToolCalls(config.tool))) as episodes:
         return config, run_episodes(ExactEngine(policy), episodes, 4, GenerationBlock((), config.generation, 9, 2))
 
 

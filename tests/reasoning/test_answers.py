@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from math_runs import completions
 
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.generated import GeneratedProblems
@@ -175,9 +176,10 @@ def test_rewards_add_correctness_and_form_and_truncated_answers_earn_neither():
         verified = verifier.verify(texts, [SIX] * 6, ended=[True, True, True, True, True, False])
         assert verified.correct.tolist() == [True, False, True, False, True, False]
         assert verified.formatted.tolist() == [True, True, False, False, True, False]
-        assert verified.rewards.dtype == np.float32
-        assert verified.rewards.tolist() == [1.25, 0.25, 1.0, 0.0, 1.25, 0.0]
-        assert verifier.verify([], []).rewards.shape == (0,)
+        assert verified.raw.dtype == np.float32
+        made = completions([SIX], [[2]] * 6, [[1]] * 6, ended=[True] * 5 + [False], texts=texts)
+        assert verifier.score(0, made, 20)[0].rewards.tolist() == [[1.25, 0.25, 1.0, 0.0, 1.25, 0.0]]
+        assert verifier.verify([], []).raw.shape == (0,)
 
 
 def test_math_verify_judges_what_texts_leave_open_in_the_order_of_the_questions(natural):

@@ -207,10 +207,9 @@ def long(text: str, problem: Problem) -> str | None:
 
 def test_a_stuck_tool_is_named_and_a_long_call_with_progress_is_none(policies) -> None:
     config = ToolConfig(_target_=f"{__name__}.long", timeout_s=1.0)
-    calls = ToolCalls.of(config)
-    assert calls is not None
+    calls = ToolCalls(config)
     assert calls.call("12*4=", PROBLEMS[0]) == "12*4="  # after 1.6 s
-    calls = ToolCalls(stuck, replace(config, _target_=f"{__name__}.stuck"))
+    calls = ToolCalls(replace(config, _target_=f"{__name__}.stuck"))
     start = time.monotonic()
     with pytest.raises(ConfigError, match=r"(?s)timeout_s is 1.*stuck, called with '12\*4=' for '3\+4='.*sleep\(60\)"):
         calls.call("12*4=", PROBLEMS[0])
@@ -237,7 +236,7 @@ def test_free_episodes_say_what_they_say_turn_by_turn(policies) -> None:
     policy, _ = policies
     config = free_config()
     problems = asked(policy, range(4))
-    turns = episodes_of(problems, 2, config, policy.codec, ToolCalls.of(config.tool))
+    turns = episodes_of(problems, 2, config, policy.codec, ToolCalls(config.tool))
     expected = run_episodes(ExactEngine(policy), turns, 2, GenerationBlock((), config.generation, config.run.seed, 0))
     free = EpisodeRunner(config, policy.codec, ExactEngine(policy))
     free.begin(0, [problems])

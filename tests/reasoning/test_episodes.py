@@ -70,7 +70,7 @@ def asked(policy: CausalLM) -> list[tuple[Problem, Prompt]]:
 def some(policy: CausalLM, *overrides: str) -> tuple[Episodes, int, GenerationBlock]:
     config = tiny_math(f"tool._target_={__name__}.echo", "generation.max_new_tokens=60", *overrides)
     block = GenerationBlock((), config.generation, 9, 2)
-    return episodes_of(asked(policy), 3, config, policy.codec, ToolCalls.of(config.tool)), 3, block
+    return episodes_of(asked(policy), 3, config, policy.codec, ToolCalls(config.tool)), 3, block
 
 
 def test_what_was_sampled_and_what_was_given_stays_as_it_was_token_for_token(policy) -> None:

@@ -69,7 +69,7 @@ def test_the_pages_reward_earns_what_it_says(plug_ins, tmp_path):
         verified = verifier.verify(texts, [SIX] * 4, [True, True, True, False])
     assert verified.raw.tolist() == [1.0, 0.5, 0.0, 0.0]
     assert verified.correct.tolist() == [True, False, False, False]
-    assert verified.rewards.tolist() == [1.25, 0.75, 0.25, 0.0]
+    assert verified.formatted.tolist() == [True, True, True, False]
 
 
 def test_the_pages_reward_reads_a_column(plug_ins, tmp_path):

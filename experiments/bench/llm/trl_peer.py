@@ -94,7 +94,7 @@ def make_trainer(own: Work, out: Path, heard: Callable[[int], None]) -> GRPOTrai
         heard(sum(map(len, completion_ids)))
         ended = [ids[-1] == tokenizer.eos_token_id for ids in completion_ids]
         verified = verifier.verify(completions, [problems[i] for i in position], ended)
-        return list(verified.rewards.tolist())
+        return list(verified.raw.tolist())
 
     # "sdpa" takes 10 to 15 % more in generation and as much in the loss
     model = AutoModelForCausalLM.from_pretrained(

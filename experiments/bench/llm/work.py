@@ -108,7 +108,7 @@ def scored(policy: CausalLM, verifier: Verifier, rows: Sequence[Generated], prob
     texts, ended = [policy.codec.decode(row.tokens) for row in rows], [row.ended for row in rows]
     size = len(rows) // len(problems)
     verified = verifier.verify(texts, [problem for problem in problems for _ in range(size)], ended)
-    rewards, correct = (torch.from_numpy(a).reshape(-1, size) for a in (verified.rewards, verified.correct))
+    rewards, correct = (torch.from_numpy(a).reshape(-1, size) for a in (verified.raw, verified.correct))
     return Rewards(rewards, correct)
 
 
