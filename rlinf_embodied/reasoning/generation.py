@@ -72,16 +72,14 @@ class ExactEngine:
 
     def _drop_cache(self) -> None:
         self._decoder: Decoder | None = None
-        self._prefilled: deque[tuple[int, _Row]] = (
-            deque()
-        )  # without a slot yet, with the number of the decoder's prompt
+        self._prefilled: deque[tuple[int, _Row]] = deque()  # numbers of the decoder's prompts, and rows without a slot
         self._decoding: list[_Row] = []  # by slot
 
     # ------------------------------------------------------------------------------------------------------- requests
     def submit(self, requests: GenerationBlock) -> list[int]:
         """Adds rows; unfinished ones must have the same sampling."""
-        rows, first, sampling = self._unfinished(), self._next_number, requests.sampling
-        assert not rows or (sampling, requests.greedy) == (self._requests.sampling, self._requests.greedy)
+        first, sampling, is_idle = self._next_number, requests.sampling, not any(self.stats())
+        assert is_idle or (sampling, requests.greedy) == (self._requests.sampling, self._requests.greedy)
         self._requests = requests
         column = lambda name: np.array([getattr(prompt, name) for prompt in requests.prompts])[:, None]  # noqa: E731
         positions = column("place") + np.arange(sampling.max_new_tokens)
