@@ -85,16 +85,13 @@ class CausalLM:
     def codec_from_config(cls, config: LanguagePolicyConfig, folder: Path | None) -> TextCodec:
         return TextCodec.from_config(config, folder)
 
-    def save(self, folder: Path, max_shard_bytes: int = 5_000_000_000) -> None:
-        """Writes config, weights (adapters merged) and tokenizer for transformers' from_pretrained."""
+    def save(self, folder: Path, base: str = "", max_shard_bytes: int = 5_000_000_000) -> None:
+        """Writes config, weights (adapters merged) and tokenizer for transformers' from_pretrained, and adapters."""
         folder.mkdir(parents=True, exist_ok=True)
         transformers_logging.disable_progress_bar()
         merged_model(self.model).save_pretrained(folder, max_shard_size=max_shard_bytes)
         self.codec.tokenizer.save_pretrained(folder)
-
-    def save_adapters(self, folder: Path, base: str) -> None:
-        """Writes adapters in peft's format, with `base` as their base model; does nothing without adapters."""
-        write_adapters(self.model, folder, base, "CAUSAL_LM")
+        write_adapters(self.model, folder / "adapter", base, "CAUSAL_LM")
 
     # ----------------------------------------------------------------------------------------------------------- model
     def log_probs(

@@ -198,12 +198,11 @@ class LanguagePolicy(Protocol):
         """Returns what RL trains, in a fixed order."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Writes a folder that transformers' from_pretrained loads to the same logits (adapters merged)."""
-        ...
+    def save(self, folder: Path, base: str = "") -> None:
+        """Writes a folder that transformers' from_pretrained loads to the same logits (adapters merged).
 
-    def save_adapters(self, folder: Path, base: str) -> None:
-        """Writes adapters in peft's form, `base` being their base model; without adapters it writes nothing."""
+        Adapters are in its folder `adapter` as well, in peft's form; `base` is the folder of their base model.
+        """
         ...
 
     @classmethod

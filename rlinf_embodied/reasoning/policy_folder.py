@@ -68,8 +68,7 @@ def shared_model(context: StageContext, stage_config: StageConfig) -> SharedPoli
 
 def save_policy(policy: LanguagePolicy, folder: Path, config: MathConfig) -> None:
     """Writes a policy with the config sections that its evaluation needs."""
-    policy.save(folder)
-    policy.save_adapters(folder / "adapter", config.policy.folder or config.warm_start.checkpoint or "")
+    policy.save(folder, config.policy.folder or config.warm_start.checkpoint or "")
     names = ("data", "policy", "generation", "tool", "agent", "reward")
     sections = {name: asdict(getattr(config, name)) for name in names}
     content = {"workflow": "reasoning", **sections, "libraries": library_versions()}

@@ -124,14 +124,14 @@ def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
         optimizer.step()
     assert all(torch.equal(p, frozen[n]) for n, p in adapted.module.named_parameters() if not p.requires_grad)
     assert (logits_of(adapted) - logits_of(policy)).abs().max() > 0.1
-    adapted.save(tmp_path / "merged")
-    assert not list((tmp_path / "merged").glob("adapter*"))
+    adapted.save(tmp_path / "merged", str(tmp_path / "base"))
+    assert not list((tmp_path / "merged").glob("adapter_*"))
     torch.testing.assert_close(transformers_logits(tmp_path / "merged"), logits_of(adapted), atol=1e-5, rtol=1e-5)
     assert logits_of(adapted).isfinite().all()  # saving left the policy usable
-    adapted.save_adapters(tmp_path / "adapter", str(tmp_path / "base"))
-    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    folder = tmp_path / "merged/adapter"
+    config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["peft_type"], config["base_model_name_or_path"], config["r"]) == ("LORA", str(tmp_path / "base"), 4)
-    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(folder).eval()
     found = loaded(input_ids=ragged_batch().tokens).logits
     assert torch.equal(found, adapted.model(input_ids=ragged_batch().tokens).logits)
 
