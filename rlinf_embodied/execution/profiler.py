@@ -40,7 +40,7 @@ from rlinf_embodied.workflow.graph import Workflow
 ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 4  # of the method of measurement
+_VERSION = 5  # of the method of measurement
 _REPETITIONS = 5  # more if the seconds vary
 _UNCERTAIN = 0.05  # standard error of the mean seconds, relative to it, up to which no more repetitions are run
 _PATIENCE = 8  # multiple of the budget that probes may take until their shortened runs represent whole ones
