@@ -131,12 +131,12 @@ class Learner:
         self._optimizer.move_state(device)
 
     def export_state(self) -> dict[str, Tensor]:
-        """Returns a copy of the optimizer's state as FlatOptimizer writes it; {} in workers but the first."""
+        """Returns the optimizer's state as FlatOptimizer does; {} in workers but the first."""
         return self._optimizer.export_state() if self.reducer.group.rank == 0 else {}
 
     def export_part(self) -> dict[str, Tensor]:
         """Returns this worker's part of the state, without communication."""
-        return self._optimizer.export_state((self.reducer.group.rank, self.reducer.group.size), copy=False)
+        return self._optimizer.export_state((self.reducer.group.rank, self.reducer.group.size))
 
     def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """Joins the parts of all workers to the full state."""

