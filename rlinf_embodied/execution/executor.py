@@ -259,11 +259,10 @@ class Executor:
         """Waits for what `export_states` submitted, by stage; returns the parts of stages with a state, and bytes."""
         states, num_bytes = {}, 0.0
         for stage, parts_of in answers.items():
-            sizes = [receipt.report for receipt in self._receipts(parts_of, f"a snapshot of {stage}")]
-            known = [size for size in sizes if isinstance(size, int)]
-            if known:
+            reports = [receipt.report for receipt in self._receipts(parts_of, f"a snapshot of {stage}")]
+            if sizes := [size for size in reports if isinstance(size, int)]:
                 states[stage] = tuple(refs[0] for refs in parts_of)
-            num_bytes += sum(known)
+                num_bytes += sum(sizes)
         return states, num_bytes
 
     def import_states(self, states: Mapping[str, Sequence[Ref]], step_context: StepContext) -> None:

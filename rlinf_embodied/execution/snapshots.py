@@ -45,23 +45,19 @@ class Pace:
 
 
 def take(
-    session: Session,
-    executor: Executor,
-    iteration: int,
-    stages: Collection[str] | None = None,
-    most: float | None = None,
+    session: Session, executor: Executor, number: int, stages: Collection[str] | None = None, most: float | None = None
 ) -> Snapshot:
-    """Returns the state of all stages; `stages` names those that have one, if that is known.
+    """Returns the state of all stages before iteration `number`; `stages` names those that have one, if that is known.
 
     A snapshot of more than `most` bytes is incomplete.
     """
     names = [name for name in executor.workflow.order() if stages is None or name in stages]
-    states, num_bytes = states_of(executor, names, iteration, most)
+    states, num_bytes = states_of(executor, names, number, most)
     earlier = () if executor.ahead is None else executor.ahead.earlier()
     if most is None or num_bytes <= most:
         parts = [ref for refs in states.values() for ref in refs]
         session.secure([*parts, *(ref for weights in earlier for ref in weights.messages.values())])
-    return Snapshot(iteration, states, earlier, num_bytes)
+    return Snapshot(number, states, earlier, num_bytes)
 
 
 def states_of(

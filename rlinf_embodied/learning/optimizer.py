@@ -117,7 +117,7 @@ class FlatOptimizer:
         self._mean, self._square = self._mean.to(device), self._square.to(device)
 
     def export_state(self, share: tuple[int, int] = (0, 1)) -> dict[str, Tensor]:
-        """Returns the state on the CPU: "steps" int64 [G] by group, "mean" and "square" float32 [D]; there it is no copy.
+        """Returns the state, not a copy: "steps" int64 [G] by group, "mean" and "square" float32 [D], on the CPU.
 
         With a share (k, n) the moments are the k-th of n slices.
         """

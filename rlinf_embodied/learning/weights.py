@@ -161,9 +161,8 @@ class WeightsSender:
 
         All parts of a version are exported one after the other.
         """
-        held, base, tensors, places = _part(_once(module), part), None, {}, {}
-        if follows and held.keys() <= self._sent.keys():
-            base = self._version
+        held, tensors, places = _part(_once(module), part), {}, {}
+        base = self._version if follows and held.keys() <= self._sent.keys() else None
         for name, tensor in held.items():
             if base is None:
                 dtype = self._dtype if tensor.is_floating_point() else tensor.dtype

@@ -142,9 +142,6 @@ class AnswerStage(LanguageStage):
 
     _user = STAGE
 
-    def __init__(self, stage_config: StageConfig) -> None:
-        super().__init__(sampling_copy(stage_config))
-
     def setup(self, context: StageContext) -> None:
         super().setup(context)
         self._sets = problem_sets(self._config, self._stage_config.folder)
@@ -275,7 +272,6 @@ class AnswerEvaluation:
     """The evaluation workflow on all devices of a session."""
 
     stage = STAGE
-    shares_with: str | None = None
 
     def __init__(
         self,
@@ -286,11 +282,11 @@ class AnswerEvaluation:
     ) -> None:
         """Builds the stage."""
         self._config, self._folder = stage_config.config, folder
-        if sampling_copy(stage_config) is not stage_config:
-            self.shares_with = "generation"
+        own = sampling_copy(stage_config)
+        self.shares_with = None if own is stage_config else "generation"
         sets = problem_sets(stage_config.config, stage_config.folder)
         num_blocks = max(problem_set.num_blocks for problem_set in sets.values())
-        spec = StageSpec(STAGE, f"{__name__}.AnswerStage", stage_config)
+        spec = StageSpec(STAGE, f"{__name__}.AnswerStage", own)
         self.executor = Executor.on_all_devices(Workflow("evaluation", num_blocks, {STAGE: spec}), session, cluster)
 
     def run(self, step: int, best: float | None = None, last: bool = False) -> AnswerResult:

@@ -66,11 +66,11 @@ class Running:
     def use_checkpoint(self) -> None:
         """Without a snapshot, makes the newest checkpoint of these weights, if any, the one to restore."""
         if self.snapshot is None and self.saved is not None:
-            written = self.progress.iteration, self.saved  # of the first only if a fault interrupted `save`
-            folders = [step_folder(self.folder.checkpoints, number) for number in written]
-            for folder in [folder for folder in folders if folder.exists()][:1]:
-                self.policy_folder = self.checkpoint = folder
-                self.snapshot_progress = saved_progress(folder)
+            written = self.saved, self.progress.iteration  # the latter if a fault interrupted `save`
+            folders = [f for n in written if (f := step_folder(self.folder.checkpoints, n)).exists()]
+            if folders:
+                self.policy_folder = self.checkpoint = folders[0]
+                self.snapshot_progress = saved_progress(folders[0])
 
     def repeat_until(self, iteration: int) -> None:
         """Runs the iterations since the restored snapshot again, and ignores their reports."""
