@@ -20,7 +20,7 @@ from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.weights import SharedPolicy, require_version, state_bytes
-from rlinf_embodied.runtime.host import Output, StageContext, StepContext, WeightFacts
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
 _CHECKPOINT = ("state.json", "manifest.json")  # of a folder that is a whole checkpoint
@@ -47,8 +47,8 @@ class PolicyLearner(LearnerStage):
     def __init__(self, config: LearnerConfig) -> None:
         self._config = config
 
-    def setup(self, context: StageContext) -> WeightFacts:
-        """Loads the policy (or takes its worker's copy) and makes the algorithm.
+    def setup(self, context: StageContext) -> int:
+        """Loads the policy (or takes its worker's copy) and makes the algorithm; returns the bytes of the weights.
 
         Raises:
             ObjectiveError: the policy has nothing to train.
@@ -78,7 +78,7 @@ class PolicyLearner(LearnerStage):
         learners = {prefix + name: learner for name, learner in made.learners.items()}
         modules = {prefix + name: module for name, module in made.modules.items()}
         self.hold(shared, context.group, context.device, learners, modules, policy=model.name)
-        return WeightFacts(state_bytes(shared.policy.module))
+        return state_bytes(shared.policy.module)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Makes one iteration's update and reports its metrics.

@@ -25,7 +25,7 @@ from rlinf_embodied.execution.hosts import Hosts
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.execution.loops import Loops, repeated
 from rlinf_embodied.planning.plan import Plan, Step, collocated, schedule
-from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WeightFacts, WorkerSpec
+from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, Session, of_type
 from rlinf_embodied.workflow.graph import Repeat, WeightEdge, Workflow
 
@@ -213,8 +213,8 @@ class Executor:
 
     def parts_of(self, source: str, step_context: StepContext) -> list[StepContext]:
         """Returns the contexts of the calls that export a stage's weights in parts."""
-        facts = self.facts[source][0]
-        count = max(1, -(-facts.num_bytes // PART_BYTES)) if isinstance(facts, WeightFacts) else 1
+        num_bytes = self.facts[source][0]
+        count = max(1, -(-num_bytes // PART_BYTES)) if isinstance(num_bytes, int) else 1
         return [replace(step_context, chunk=part, num_chunks=count) for part in range(count)]
 
     def export(self, source: str, step_context: StepContext, follows: bool | None = None) -> tuple[Ref, Ref]:
@@ -250,7 +250,7 @@ class Executor:
     def export_states(self, stage: str, step_context: StepContext, most: float | None = None) -> list[list[Ref]]:
         """Has the workers of a stage publish their part of its state; returns [part, receipt] of each.
 
-        If `most` is given, a part of more than this number of bytes divided by the number of workers is left out.
+        Parts of more than `most` bytes divided by the number of workers are left out.
         """
         most = None if most is None else most / len(self.workers(stage))
         return self._submit_to_all(Call(stage, "export_snapshot", step_context, argument=most, publishes=True))

@@ -35,7 +35,7 @@ from rlinf_embodied.learning.weights import Groups, WeightsMessage, WeightsSende
 from rlinf_embodied.reasoning.batch import all_log_probs
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows, zero_loss
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy, save_policy, shared_model
-from rlinf_embodied.runtime.host import Output, StageContext, StepContext, WeightFacts
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.telemetry.boards import BINS, Histogram
 
@@ -56,8 +56,8 @@ class LanguageLearner(LearnerStage):
         self._stage_config, self._config = stage_config, stage_config.config
         self._sender = WeightsSender(torch.bfloat16)
 
-    def setup(self, context: StageContext) -> WeightFacts:
-        """Takes the worker's copy of the policy, which is loaded on first use, and creates the learner.
+    def setup(self, context: StageContext) -> int:
+        """Takes the worker's copy of the policy, loaded on first use, and creates the learner; returns weights' bytes.
 
         Raises:
             ConfigError: the device does not support algorithm.precision.
@@ -79,7 +79,7 @@ class LanguageLearner(LearnerStage):
         self.hold(shared, context.group, context.device, {_OPTIMIZER: self._learner})
         if self._is_sharded:
             shared.leave(self.user)  # the worker's copy is on the device only while another stage uses it
-        return WeightFacts(state_bytes(shared.policy.module))
+        return state_bytes(shared.policy.module)
 
     def _sharded_learner(self, context: StageContext, adam: AdamSettings) -> Learner:
         """Creates a policy whose weights are spread over the stage's workers; other stages use the worker's copy."""

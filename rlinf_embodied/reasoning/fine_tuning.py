@@ -31,7 +31,7 @@ from rlinf_embodied.reasoning.actor_stage import LanguageLearner
 from rlinf_embodied.reasoning.batch import all_log_probs, dynamic_batches
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.tool_calls import Tool, ToolCalls
-from rlinf_embodied.runtime.host import Output, StageContext, StepContext, WeightFacts
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
@@ -105,13 +105,13 @@ Example = tuple[list[int], list[int], list[bool]]  # prompt, completion, and whi
 class FineTuningStage(LanguageLearner):
     """Fits the language model to examples."""
 
-    def setup(self, context: StageContext) -> WeightFacts:
-        facts = super().setup(context)
+    def setup(self, context: StageContext) -> int:
+        num_bytes = super().setup(context)
         assert isinstance(self._config.algorithm, LanguageSFTConfig)
         self._settings = settings = self._config.algorithm
         self._examples = {block: self._draw(Split.train, block, settings.num_examples) for block in context.blocks}
         self._held_out = {block: self._draw(Split.test, block, settings.num_held_out) for block in context.blocks}
-        return facts
+        return num_bytes
 
     def _draw(self, split: Split, block: int, number: int) -> list[Example]:
         """Returns a block's examples, of `number` in all; whether one has worked steps is keyed by its number.

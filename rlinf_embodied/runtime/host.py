@@ -68,13 +68,6 @@ class Output:
     report: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class WeightFacts:
-    """Returned by `setup` of a stage that can export its weights in parts."""
-
-    num_bytes: int  # of all weights
-
-
 @dataclass(slots=True)
 class StageContext:
     """The worker, device, blocks and group of a stage, passed to `setup`."""
@@ -111,8 +104,8 @@ class Stage(Protocol):
     The tensors of exports may be those of the stage: they are copied before its next call.
 
     Weight edge: `export_weights(step_context) -> object`, and `install_weights(step_context, object)`; for an edge of
-    changes `export_weights(step_context, follows)`, see Executor.export.  If `setup` returns WeightFacts, each call
-    exports part `step_context.chunk` of `step_context.num_chunks`, and installs the parts one after the other.
+    changes `export_weights(step_context, follows)`, see Executor.export.  If `setup` returns the bytes of the
+    weights, they are exported and installed in parts: `step_context.chunk` of `step_context.num_chunks`.
     State: `export_snapshot(step_context) -> object` (None: it has no state, or another worker exports it), and
     `import_snapshot(step_context, [export of each worker])`, even during an iteration that is abandoned; a stage
     without them has no state between iterations.
@@ -386,22 +379,19 @@ class WorkerHost:
     def _whole(self, call: Call, payloads: list[object]) -> tuple[list[object], object]:
         """Runs a call without blocks."""
         stage, method, step_context = call.stage, call.method, call.step_context
+        own = (lambda value: value) if self._alone else copied  # a process sends it before its next call
         if method == "enter":
             return [], None
         if method == "export_snapshot":  # reports the bytes, None without a state; more than `argument` stay here
             state = self._timed(stage, method, step_context) if hasattr(self.stages[stage], method) else None
             size = None if state is None else payload_bytes(state)
             most = cast("float | None", call.argument)
-            return [None if most is not None and (size or 0) > most else self._own(state)], size
+            return [None if most is not None and (size or 0) > most else own(state)], size
         arguments = [*([] if call.argument is None else [call.argument]), *payloads]
         if method == "import_snapshot":
             return [], self._timed(stage, method, step_context, arguments)
         answer = self._timed(stage, method, step_context, *arguments)
-        return ([self._own(answer)], None) if call.publishes else ([], answer)
-
-    def _own(self, answer: object) -> object:
-        """Returns what others may keep while this worker's tensors change; a session of processes sends it at once."""
-        return answer if self._alone else copied(answer)
+        return ([own(answer)], None) if call.publishes else ([], answer)
 
     def _loop(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
         """Runs the whole loop in this process, with the calls that a driver would make, in the same order."""
