@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -103,17 +103,14 @@ def dense_bias(linear: nn.Module) -> Tensor | None:
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
     """Disables a module's adapters within the block."""
-    layers = [part for part in module.modules() if hasattr(part, "get_delta_weight")]
-
-    def disable(value: bool) -> None:
-        for layer in layers:
-            layer._disable_adapters = value  # pyright: ignore[reportArgumentType] - peft's own method freezes parameters
-
-    disable(True)
+    layers: list[Any] = [part for part in module.modules() if hasattr(part, "get_delta_weight")]
+    for layer in layers:
+        layer._disable_adapters = True  # peft's own method freezes parameters
     try:
         yield
     finally:
-        disable(False)
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def plain_state(module: nn.Module) -> dict[str, Tensor]:

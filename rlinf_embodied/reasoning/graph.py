@@ -16,7 +16,7 @@ _CLASSES = {  # in the order of data flow
     "prompts": "prompt_stage.PromptStage",
     "episodes": "episodes.EpisodeStage",
     "generation": "generation_stage.GenerationStage",
-    "reward_model": "reward_model_stage.RewardModelStage",
+    "reward_model": "reward_stage.RewardModelStage",
     "reward": "reward_stage.RewardStage",
     "old_log_probs": "generation_stage.LogProbStage",
     "reference": "generation_stage.LogProbStage",

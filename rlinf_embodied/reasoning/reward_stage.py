@@ -1,4 +1,4 @@
-"""The reward stage: scores completions by their final answers, by a custom function or by a reward model.
+"""The stages of rewards: a completion is scored by its final answer, by a custom function or by a reward model.
 
 Whether an answer is right is a pure function of (completion, problem).  `answers.py` decides most answers by their
 texts; the others go to math-verify in a separate process (`verifier_worker.py`), with a limit of processor time rather
@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self, cast
 
 import numpy as np
@@ -23,8 +24,11 @@ from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PromptTemplate
+from rlinf_embodied.interfaces.language import RewardModel
+from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.answers import decide
-from rlinf_embodied.reasoning.batch import Completions, Rewards, ScoredGroup
+from rlinf_embodied.reasoning.batch import Completions, Rewards, ScoredGroup, dynamic_batches
 from rlinf_embodied.reasoning.custom_reward import CustomReward, RewardFunction, reward_function
 from rlinf_embodied.reasoning.helper_process import HelperProcess
 from rlinf_embodied.reasoning.policy_folder import StageConfig
@@ -172,3 +176,34 @@ class RewardStage(HoldsNoMemory):
             outputs[block], scored_groups = self._verifier.score(block, *arguments)
             groups += scored_groups
         return Output(outputs, groups)
+
+
+class RewardModelStage(WeightsUser[RewardModel]):
+    """Scores, by a frozen model, the last row of each sample, which includes the tool's answers; for `RewardStage`."""
+
+    _user = "reward model"
+
+    def __init__(self, stage_config: StageConfig) -> None:
+        self._config, self._folder = stage_config.config, Path(stage_config.folder)
+
+    def setup(self, context: StageContext) -> None:
+        model_class = cast(type[RewardModel], load_target(self._config.reward.model_target))
+        self._shared = SharedPolicy(model_class.load(self._folder), device=context.device)
+        self._shared.enter(self._user)
+        self._device = context.device
+
+    @torch.no_grad()
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
+        """Returns the scores of each block, float32 [K x G]."""
+        return Output({block: self._scores(cast(Completions, payload)) for block, (payload,) in inputs.items()})
+
+    def _scores(self, completions: Completions) -> Tensor:
+        model, budget = self._shared.policy, self._config.algorithm.tokens_per_microbatch
+        rows = completions.rows.select(completions.last_rows())
+        scores, batches = torch.zeros(len(rows)), [[row] for row in range(len(rows))]
+        if model.pad_id is not None:  # otherwise transformers cannot locate the end of shorter rows
+            batches = dynamic_batches(rows.lengths.tolist(), budget)
+        for part in batches:
+            scores[part] = model.scores(rows.select(part).to(self._device)).cpu()
+            report_progress()
+        return scores

@@ -19,8 +19,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.batch import Completions, Rewards
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.policy_folder import StageConfig
-from rlinf_embodied.reasoning.reward_model_stage import RewardModelStage
-from rlinf_embodied.reasoning.reward_stage import RewardStage
+from rlinf_embodied.reasoning.reward_stage import RewardModelStage, RewardStage
 from rlinf_embodied.runtime.host import StepContext, solo_context
 
 ROWS = [(5, 6, 4, 1), (7, 1), (8, 9, 10, 11)]  # two samples each of these prompts' completions; the last is cut off
