@@ -349,7 +349,7 @@ class LanguageWarmStartConfig(LanguageSFTConfig):
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
 
-_SETS = ("greedy", "sampled")  # names of the two evaluations of the held-out problems
+GREEDY, SAMPLED = "greedy", "sampled"  # names of the two evaluations of the held-out problems
 
 
 @dataclass(kw_only=True, slots=True)
@@ -383,6 +383,7 @@ class AnswerEvalConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "eval", "num_problems", "problems_per_block", low=1)
         require_numbers(self, "eval", "num_samples", "every", "num_shown", low=0)
-        names, rule = list(self.sets), "it names metrics, such as eval/<name>/avg@8"
-        plain = all(name.isidentifier() and name not in ("accuracy", "length", "reward", *_SETS) for name in names)
+        names, reserved = list(self.sets), ("accuracy", "length", "reward", GREEDY, SAMPLED)
+        plain = all(name.isidentifier() and name not in reserved for name in names)
+        rule = "it names metrics, such as eval/<name>/avg@8"
         require(plain, "eval.sets", names, rule, "use letters and digits, and none of the metrics' names")

@@ -20,6 +20,7 @@ from typing import Any, cast
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EvalSetConfig, EvaluateAnswersConfig, MathConfig, RecoveryConfig
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.reasoning import GREEDY, SAMPLED
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.data.sources import problem_source
@@ -57,7 +58,6 @@ from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 STAGE = "answers"
 _MAX_DRAWS = 20  # per held-out problem, until its question is a new one
-GREEDY, SAMPLED = "greedy", "sampled"  # names of the two sets of the held-out problems
 
 
 @dataclass(frozen=True, slots=True)
