@@ -59,6 +59,22 @@ class Reader(Fake):
         return self.version
 
 
+class Stateful(Fake):
+    """Has a state of as many bytes as its config gives its worker."""
+
+    def __init__(self, config: tuple[int, ...]) -> None:
+        self.config = config
+
+    def setup(self, context: StageContext) -> None:
+        self.num_bytes = self.config[context.worker]
+
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
+        return Output(dict.fromkeys(inputs))
+
+    def export_snapshot(self, step_context: StepContext) -> np.ndarray:
+        return np.zeros(self.num_bytes, np.uint8)
+
+
 class Where(Fake):
     """Says at its set-up on which of Ray's nodes it is."""
 

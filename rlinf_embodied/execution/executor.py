@@ -255,15 +255,17 @@ class Executor:
         most = None if most is None else most / len(self.workers(stage))
         return self._submit_to_all(Call(stage, "export_snapshot", step_context, argument=most, publishes=True))
 
-    def states_of(self, answers: Mapping[str, Sequence[Sequence[Ref]]]) -> tuple[dict[str, tuple[Ref, ...]], float]:
-        """Waits for what `export_states` submitted, by stage; returns the parts of stages with a state, and bytes."""
-        states, num_bytes = {}, 0.0
+    def states_of(
+        self, answers: Mapping[str, Sequence[Sequence[Ref]]]
+    ) -> tuple[dict[str, tuple[Ref, ...]], dict[str, list[int]]]:
+        """Waits for what `export_states` submitted, by stage; returns parts of stages with a state, and their bytes."""
+        states, sizes = {}, dict[str, list[int]]()
         for stage, parts_of in answers.items():
             reports = [receipt.report for receipt in self._receipts(parts_of, f"a snapshot of {stage}")]
-            if sizes := [size for size in reports if isinstance(size, int)]:
+            if any(report is not None for report in reports):
                 states[stage] = tuple(refs[0] for refs in parts_of)
-                num_bytes += sum(sizes)
-        return states, num_bytes
+                sizes[stage] = [report if isinstance(report, int) else 0 for report in reports]
+        return states, sizes
 
     def import_states(self, states: Mapping[str, Sequence[Ref]], step_context: StepContext) -> None:
         """Brings stages into these states: every worker of a stage gets all parts of it."""

@@ -52,7 +52,10 @@ def take(
     A snapshot of more than `most` bytes is incomplete.
     """
     names = [name for name in executor.workflow.order() if stages is None or name in stages]
-    states, num_bytes = states_of(executor, names, number, most)
+    states, sizes = states_of(executor, names, number, most)
+    num_bytes = sum(sum(parts) for parts in sizes.values())
+    if most is not None and num_bytes <= most < max((len(s) * max(s) for s in sizes.values()), default=0):
+        states, _ = states_of(executor, names, number)  # a part was left out, but all of them fit
     earlier = () if executor.ahead is None else executor.ahead.earlier()
     if most is None or num_bytes <= most:
         parts = [ref for refs in states.values() for ref in refs]
@@ -62,14 +65,14 @@ def take(
 
 def states_of(
     executor: Executor, stages: Collection[str], iteration: int, most: float | None = None
-) -> tuple[dict[str, tuple[Ref, ...]], float]:
-    """Returns the states of stages before an iteration that is to come, and their bytes; see Executor.export_states."""
+) -> tuple[dict[str, tuple[Ref, ...]], dict[str, list[int]]]:
+    """Returns the states of stages before an iteration to come, and the bytes of parts; see Executor.export_states."""
     before, left = None if executor.ahead is None else executor.ahead.states_before(), set(stages)
     if before is not None:  # fronts that run ahead have changed their stages since
         left &= executor.workflow.back()
     at = StepContext(iteration)
-    states, num_bytes = executor.states_of({s: executor.export_states(s, at, most) for s in stages if s in left})
-    return states | {stage: refs for stage, refs in (before or {}).items() if stage in stages}, num_bytes
+    states, sizes = executor.states_of({s: executor.export_states(s, at, most) for s in stages if s in left})
+    return states | {stage: refs for stage, refs in (before or {}).items() if stage in stages}, sizes
 
 
 def restore(executor: Executor, snapshot: Snapshot) -> None:

@@ -105,7 +105,8 @@ class Stage(Protocol):
 
     Weight edge: `export_weights(step_context) -> object`, and `install_weights(step_context, object)`; for an edge of
     changes `export_weights(step_context, follows)`, see Executor.export.  If `setup` returns the bytes of the
-    weights, they are exported and installed in parts: `step_context.chunk` of `step_context.num_chunks`.
+    weights, they are exported and installed in parts: `step_context.chunk` of `step_context.num_chunks`; the
+    stage may be offloaded when it exports parts after the first.
     State: `export_snapshot(step_context) -> object` (None: it has no state, or another worker exports it), and
     `import_snapshot(step_context, [export of each worker])`, even during an iteration that is abandoned; a stage
     without them has no state between iterations.
@@ -308,7 +309,8 @@ class WorkerHost:
             gc.freeze()
         self._spans = []
         for name in call.makers:
-            if call.method != "export_snapshot":  # it copies the state from wherever it is
+            # states, and the later parts of weights, are copied from wherever they are
+            if call.method != "export_snapshot" and not (call.method == "export_weights" and at.chunk):
                 self._enter(name, at)
         values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
         count = call.payloads_per_block

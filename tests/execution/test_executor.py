@@ -13,7 +13,7 @@ from plan_cases import parse
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.execution.snapshots import Pace
+from rlinf_embodied.execution.snapshots import Pace, take
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.plan import schedule
 from rlinf_embodied.runtime.host import Call, StepContext
@@ -110,6 +110,17 @@ def test_a_snapshot_is_due_as_soon_as_it_costs_no_more_than_its_share(cost_s, it
     due = [pace.is_due(iteration_s) for _ in range(period)]
     assert due == [*[False] * (period - 1), True]
     assert cost_s <= 0.05 * period * iteration_s
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"), [((6, 1), (6, 1)), ((5, 5), (5, 5)), ((5, 6), (5, None)), ((6, 6), (None, None))]
+)
+def test_a_snapshot_within_the_limit_has_every_part_however_unequal_they_are(sizes, kept) -> None:
+    flow, session = Workflow("state", 2, {"a": StageSpec("a", "light_fakes.Stateful", sizes)}), SerialSession()
+    made = Executor(flow, parse("a on 0-1", 2, flow), session, Cluster("test", "cpu", 2, 2, 0))
+    snapshot = take(session, made, 0, most=10)
+    assert snapshot.num_bytes == sum(sizes)
+    assert tuple(None if part is None else len(part) for part in snapshot.states["a"]) == kept
 
 
 NUM_WEIGHTS = 1 << 20  # 4 MB

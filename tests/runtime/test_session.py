@@ -220,6 +220,17 @@ def test_a_call_makes_room_and_comes_back() -> None:
     assert spans(worker, "c", "run") == ["c.run"]
 
 
+def test_later_parts_of_weights_are_exported_without_another_switch(monkeypatch) -> None:
+    monkeypatch.setattr(Fake, "export_weights", lambda self, step_context: self.weights[0])
+    worker, switches = host(a={"b"}, b={"a"}), []
+    for part in range(3):
+        at = StepContext(0, chunk=part, num_chunks=3)
+        weights, sent = worker.invoke(Call("a", "export_weights", at, publishes=True), [])
+        (installed,) = worker.invoke(Call("b", "install_weights", at), [weights])
+        switches += [span.name for receipt in (sent, installed) for span in receipt.spans if "load" in span.name]
+    assert switches == ["b.offload", "a.onload", "a.offload", "b.onload"]
+
+
 def test_a_stage_that_was_replaced_is_not_offloaded() -> None:
     worker = host(a={"b"}, b={"a"})
     worker.add_stage(fake("a", 0), solo_context(range(2)))
