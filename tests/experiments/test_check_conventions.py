@@ -122,6 +122,22 @@ def test_faults_in_images_are_named() -> None:
     assert found == {name: [name] for name in planted}
 
 
+def test_a_fault_that_changes_errors_little_is_named_if_there_are_many_frames() -> None:
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(0, 16, (2, 600), generator=generator)
+    image = torch.full((600, 16, 16, 3), 40, dtype=torch.uint8)
+    image[torch.arange(600), places[0], places[1]] = torch.tensor([250, 0, 0], dtype=torch.uint8)
+    clean = Observation(
+        {"proprio": torch.randn(600, 2, generator=generator)}, ("reach",) * 600, {"a": image, "b": image}
+    )
+    demos = Demonstrations(clean, reads_images(clean) + 1.5 * torch.randn(600, 1, 3, generator=generator))
+    assert find_faults(reads_images, demos) == []
+    upside_down = with_images(demos, lambda shown: {**shown, "a": image.flip(-3)})
+    (fault,) = find_faults(reads_images, upside_down)
+    assert fault.name == "images of a are upside down"
+    assert fault.error_undone > 0.9 * fault.error
+
+
 def centre_of_light(seen: Observation) -> torch.Tensor:
     """Actions [M, 1, 2]: sine of thrice the distances of the light from the image's middle, in half sides."""
     light = seen.images["front"][..., 0].double()
@@ -232,7 +248,8 @@ def test_the_benchmark_of_planted_faults_takes_real_episodes(capsys) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["pi0", "openvla_oft", "tiny_vla"])
 @pytest.mark.skipif(SHARED is None, reason="shared/data/real_episodes is in no folder above the project's")
-def test_faults_in_real_episodes_are_named_by_a_small_policy_that_was_fitted_to_them(policy: str) -> None:
+def test_faults_in_real_episodes_are_named_by_a_small_policy_that_was_fitted_to_them(policy: str, capsys) -> None:
     data = str(SHARED / "shared/data/real_episodes/bridge_rlds")
     cameras = ["image_1", "image_0"]  # the others are black
     assert conventions.measure(conventions.Options(data=data, policy=policy, cameras=cameras)) == 0
+    assert capsys.readouterr().out.count("| as planted: ") >= 12
