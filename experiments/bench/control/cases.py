@@ -68,7 +68,7 @@ _CORRECTED = """env=point_reach env.obs_size=16 env.options.gap=0.7 env.horizon=
     policy=tiny_vla policy.options.hidden_size=32 policy.options.num_layers=1 policy.options.num_heads=2
     policy.options.stem_width=16 policy.options.keypoints=8 policy.options.num_bins=17 warm_start.from_scratch=true
     algorithm=hg_dagger algorithm.expert_steps=320 algorithm.warmup_steps=0 algorithm.tolerance=1
-    algorithm.batch_size=64 algorithm.updates_per_step=0.5 algorithm.lr=2e-3 run.num_iterations=20"""
+    algorithm.batch_size=64 algorithm.updates_per_step=0.5 algorithm.lr=2e-3 run.num_iterations=10"""
 _RECAP = f"""{_CORRECTED.replace("hg_dagger", "recap")} algorithm.value_lr=2e-3 algorithm.capacity=6400"""
 CASES: dict[str, Case] = {
     "sac": Case(f"{_PENDULUM} {_CRITICS} algorithm=sac algorithm.warmup_steps=500 run.num_iterations=90"),
