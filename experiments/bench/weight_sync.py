@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -21,9 +22,10 @@ from rlinf_embodied.config import LanguagePolicyConfig
 from rlinf_embodied.execution.executor import PART_BYTES
 from rlinf_embodied.execution.meter import Meter
 from rlinf_embodied.interfaces.language import TokenBatch
-from rlinf_embodied.learning.weights import WeightsSender, export_weights, install_weights, state_bytes
+from rlinf_embodied.learning.weights import WeightsMessage, WeightsSender, export_weights, install_weights, state_bytes
 from rlinf_embodied.reasoning.policy_folder import load_policy
 from rlinf_embodied.runtime.host import StepContext, solo_context
+from rlinf_embodied.runtime.tensor_wire import copied
 
 AT = StepContext(0)
 PRECISIONS = (torch.float32, torch.bfloat16)
@@ -47,7 +49,9 @@ def send(source: nn.Module, target: nn.Module, parts: int) -> float:
     meter.reset(AT)
     before = meter.read(AT).used_bytes
     for part in range(parts):
-        install_weights(target, export_weights(source, 0, part=(part, parts)))
+        sent = copied(export_weights(source, 0, part=(part, parts)))  # as in a node's object store
+        install_weights(target, cast(WeightsMessage, sent))
+        del sent  # before the next part is copied
     return meter.peak(AT) - before
 
 
