@@ -9,6 +9,7 @@ Only their files are read; none of their code is imported.
 from __future__ import annotations
 
 import importlib.util
+import zlib
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,15 +72,26 @@ def efficientnet_lite0() -> EfficientNet:
     return network
 
 
+class _Frozen(nn.Sequential):
+    """Layers that stay in evaluation mode: a row's batch norm must not depend on its batch, nor change the averages."""
+
+    def train(self, mode: bool = True) -> _Frozen:
+        del mode
+        return super().train(False)
+
+
 def imagenet_tower(width: int) -> nn.Sequential:
     """Returns a tower [B, 3, H, W'] -> [B, width, H/8, W'/8]: the network's first stages, frozen, and two layers."""
     network = efficientnet_lite0()
-    body = nn.Sequential(network.conv_stem, network.bn1, *network.blocks[:_STAGES]).requires_grad_(False)
+    body = _Frozen(network.conv_stem, network.bn1, *network.blocks[:_STAGES]).requires_grad_(False)
     return nn.Sequential(body, conv_layers((_CHANNELS, width, width), (1, 1)))  # one 1x1 layer places objects worse
 
 
 class WordPieces(WordTokenizer):
-    """Gives each token of an instruction its number in wordllama; a common word is one token."""
+    """Gives each token of an instruction its number in wordllama; a common word is one token.
+
+    As with WordTokenizer the last token stands for the rest of a longer instruction, here as the number of any token.
+    """
 
     def __init__(self, length: int) -> None:
         """Takes the number of tokens that every instruction is padded or cut to."""
@@ -89,7 +101,10 @@ class WordPieces(WordTokenizer):
         self._tokenizer = Tokenizer.from_file(str(_shipped(_TOKENIZER)))
 
     def _encode(self, text: str) -> list[int]:
-        numbers = self._tokenizer.encode(" ".join(words_of(text)), add_special_tokens=False).ids[: self.length]
+        numbers = self._tokenizer.encode(" ".join(words_of(text)), add_special_tokens=False).ids
+        if len(numbers) > self.length:
+            rest = repr(numbers[self.length - 1 :]).encode()
+            numbers = [*numbers[: self.length - 1], zlib.crc32(rest) % self._tokenizer.get_vocab_size()]
         return numbers + [PAD] * (self.length - len(numbers))
 
 

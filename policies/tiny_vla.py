@@ -55,7 +55,7 @@ class TinyVLAOptions:
     num_bins: int = 33  # values per action dimension
     stem_width: int = 64  # channels of the convolutional stem
     keypoints: int = 32  # spatial-softmax keypoints per camera
-    instruction_length: int = 8  # word tokens; the rest of a longer instruction is folded into the last one
+    instruction_length: int = 8  # tokens: words, or parts of words; the last one stands for the rest of a longer one
     hidden_size: int = 128  # of the causal transformer
     num_layers: int = 2
     num_heads: int = 4

@@ -55,6 +55,15 @@ def test_the_policy_keeps_the_contract_and_its_maps_have_the_stems_shape(policy)
 
 
 @installed
+def test_maps_of_the_tower_do_not_depend_on_the_modules_mode(policy) -> None:
+    encoded = [policy.encode_frozen(observe())]
+    for mode in (True, False):  # the second one finds averages that the first one changed
+        policy.module.train(mode)
+        encoded.append(policy.encode_frozen(observe()))
+    assert all(torch.equal(first, value) for name, first in encoded[0].items() for value in (e[name] for e in encoded))
+
+
+@installed
 def test_imitation_trains_what_follows_the_pretrained_parts_and_no_weight_of_theirs(policy) -> None:
     tower, words = policy.module.stem.towers[0], policy.module.words
     features = policy.encode_trainable(observe())
@@ -89,7 +98,10 @@ def test_related_words_have_similar_vectors_and_unknown_words_do_not_collide() -
     assert similarity(cube, box) > similarity(cube, the)
     unknown = tokenizer([f"zorp{k}" for k in range(100)])
     assert len(torch.unique(unknown, dim=0)) == 100  # of the 64 buckets of WordTokenizer some are shared
-    assert tokenizer(["one " * 20]).shape == (1, 8)
+    long = "pick up the alphabet soup and place it in the basket. Advantage: "
+    positive, negative = tokenizer([f"{long}positive", f"{long}negative"])  # a label at the end counts
+    assert torch.equal(positive[:7], negative[:7])
+    assert positive[7] != negative[7]
 
 
 @pytest.mark.parametrize(("option", "value"), [("vision", "efficientnet_lite0"), ("words", "wordllama")])
