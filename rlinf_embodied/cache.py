@@ -58,13 +58,14 @@ def cached(final: Path, write: Callable[[Path], object], marker: str = "") -> Pa
     if (final / marker).exists():
         return final
     require_writable(final)
-    shutil.rmtree(final, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=final.parent, prefix=f"{final.name}.partial-") as folder:
         write(partial := Path(folder) / final.name)
         open_to_all(partial)
         for path in (*partial.rglob("*"), partial):  # contents must reach the disk before their names
             sync(path)
         try:
+            if not (final / marker).exists():
+                shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
             sync(final.parent)
         except OSError:

@@ -41,6 +41,20 @@ def test_what_is_cached_is_made_once(tmp_path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.txt"]
 
 
+def test_a_folder_that_another_process_completes_meanwhile_stays(tmp_path, monkeypatch) -> None:
+    final = tmp_path / "a/made"
+
+    def complete(result: Path) -> None:
+        result.mkdir(parents=True)
+        (result / "marker").write_text("first")
+        (result / "in_use").touch()
+
+    monkeypatch.setattr("rlinf_embodied.cache.require_writable", complete)
+    cached(final, lambda path: (path.mkdir(), (path / "marker").write_text("second")), "marker")
+    assert (final / "marker").read_text() == "first"
+    assert (final / "in_use").exists()
+
+
 def test_a_full_disk_takes_an_empty_file_but_no_clone(tmp_path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as a disk on which so much is left
