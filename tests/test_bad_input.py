@@ -71,6 +71,7 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (PLAN, "profile={huge}", ["items_per_device is [1", "finite", "measure it again"]),
     (PLAN, "cluster=h100x7", ["cluster is 'h100x7'", "h100x8", "path to a .yaml file"]),
     (PLAN, "cluster={half_a_node}", ["num_nodes is 0.5 in", "half_a_node.yaml", "Integer"]),
+    (PLAN, "cluster={described}", ["emulated is given in", "described.yaml, but no schema has it", "remove the key"]),
     (PLAN, "cluster={no_yaml}", ["no valid YAML", "correct the file"]),
     (PLAN, "model=none", ["model is 'none'", "openvla_7b", "path to a .json file"]),
     (PLAN, "model=openvla_7b memory.num_devices=[0]", ["memory.num_devices is [0]", "use [1,2,4,8]"]),
@@ -120,6 +121,7 @@ FILES = {
     "huge.json": json.dumps(
         {"format": "rlinf-profile/2", "stages": {"a": {"s_per_call": 1, "items_per_device": [10**400]}}}
     ),
+    "described.yaml": "{name: x, emulated: true, nodes: []}",
     "half_a_node.yaml": "nodes: [{kind: x, num_nodes: 0.5, devices_per_node: 1, memory_bytes: 1, cores_per_node: 1}]",
 }
 

@@ -109,8 +109,9 @@ def explained(error: Exception, known: Mapping[str, object], source: str) -> Con
     section = known.get(path.rpartition(".")[0])  # a list or dict that contains it, or a dataclass
     kind = known.get(path) or (typing.get_args(section) or (None,))[-1]
     if kind is None:
-        action = did_you_mean(path, list(known)).strip() or "correct the key"
-        return ConfigError(f"{path} is {reason.value!r}{where}, but no schema has it ({message}): {action}")
+        action = did_you_mean(path, list(known)).strip() or "correct or remove the key"
+        value = "given" if reason.value is None else repr(reason.value)  # OmegaConf does not keep an unknown key's
+        return ConfigError(f"{path} is {value}{where}, but no schema has it ({message}): {action}")
     members = getattr(kind, "__members__", None)
     plain = isinstance(kind, type) and typing.get_origin(kind) is None
     name = f"one of {', '.join(members)}" if members else typing.cast(type, kind).__name__ if plain else str(kind)
