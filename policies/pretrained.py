@@ -76,7 +76,6 @@ class _Frozen(nn.Sequential):
     """Layers that stay in evaluation mode: a row's batch norm must not depend on its batch, nor change the averages."""
 
     def train(self, mode: bool = True) -> _Frozen:
-        del mode
         return super().train(False)
 
 
