@@ -155,6 +155,7 @@ class Ahead:
     def _begin_again(self, step_context: StepContext, follow: Follow) -> None:
         """Submits fronts again with the weights that they had, and restores the learners' state afterwards."""
         executor, pending, self._pending = self._executor, self._pending, ()
+        self._versions = list({weights.version: weights for weights in pending}.values())  # a next checkpoint has them
         learners = {stage: executor.export_states(stage, step_context) for stage in self.back}
         context: StepContext | None = step_context
         for weights in pending:
