@@ -228,7 +228,7 @@ class NoPolicyStage:
 class Evaluation:
     """The evaluation workflow on all devices of a session: env and policy in a loop, round by round."""
 
-    shares_with = None
+    shares_with: str | None = None
 
     def __init__(
         self,
