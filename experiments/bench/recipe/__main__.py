@@ -138,7 +138,8 @@ def run_all(own: Options, overrides: Sequence[str], write: Callable[[Sequence[Ou
     side_by_side, number_of_cores = own.side_by_side, num_cores()
     rule = f"there are {number_of_cores} cores"
     require(1 <= side_by_side <= number_of_cores, "side_by_side", side_by_side, rule, "use at most so many")
-    numbers: list[int | None] = [*seeds_of(own.demos, "demos")] if own.demos else [None]
+    chunks, usual = (EnvConfig().chunk, WarmStartConfig().num_demos) if own.recipe == "frames" else (1, None)
+    numbers: list[int | None] = [*seeds_of(own.demos, "demos")] if own.demos else [usual]
     root = Path(own.keep or tempfile.mkdtemp(prefix="recipe-")).resolve()
     cores, children = SimpleQueue[int | None](), list[Child]()
     for core in sorted(os.sched_getaffinity(0))[:side_by_side]:
@@ -148,8 +149,7 @@ def run_all(own: Options, overrides: Sequence[str], write: Callable[[Sequence[Ou
         folder = root / (f"{own.recipe}-{seed}" + ("" if number is None else f"-{number}"))
         shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
         folder.mkdir(parents=True)
-        more = [] if number is None else with_demos(number, EnvConfig().chunk if own.recipe == "frames" else 1)
-        mine, core, core_s = [*more, *overrides], cores.get(), 0.0
+        mine, core, core_s = [*([] if number is None else with_demos(number, chunks)), *overrides], cores.get(), 0.0
         try:
             for k, words in enumerate(commands(own.recipe, seed, folder, own.episodes, core, mine)):
                 cache = {"RLINF_EMBODIED_CACHE": str(root / f"cache-{seed}")}  # none shares it
