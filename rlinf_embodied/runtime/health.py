@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any, cast
 
@@ -43,7 +43,7 @@ _FIRST_S = 5.0  # a shorter wait needs no monitor: the calls of lost workers rai
 _ANSWER_S = 0.3  # within which a worker answers a health check
 _EVIDENCE_S = 3.0  # within which the cause of an error is reported, after its first consequence ...
 _SETTLE_S = 0.3  # ... and a worker's end, after an error that may be a consequence of it
-_FIRST_ANSWER_S = 15.0  # within which the monitor starts and reports which worker waits for which
+_REPORT_S = 15.0  # within which a hang is reported, even if some of the other workers do not answer a check
 _LINES = 4  # of a traceback: a place or two, and the error
 _ABANDON_S = 20.0  # within which a worker acknowledges that an attempt is abandoned
 
@@ -92,7 +92,7 @@ class Health:
         self._actors, self._node, self._history = actors, node, history
         self._monitor: ActorHandle | None = None
         self._asked: ray.ObjectRef | None = None  # a check under way
-        self._blind_since: float | None = None  # start of a monitor that has not answered yet
+        self._trouble_since: float | None = None  # seconds, monotonic: when a hang was first diagnosed
         self._waiting: dict[Ref, Pending] = {}  # calls whose receipts were not read yet, by receipt
         self._makers: dict[bytes, int] = {}  # a result's id -> its call; a reference would keep the value in the store
         self._submitted, self._swept = 0, 256
@@ -155,7 +155,7 @@ class Health:
     def forget(self) -> None:
         """Drops all calls, since their work starts again."""
         self._waiting, self._makers, self._failed = {}, {}, {}
-        self._asked = None  # of workers that may be replaced since
+        self._asked = self._trouble_since = None  # of workers that may be replaced since
 
     def _answered(self, receipt: Ref) -> None:
         call = self._waiting.pop(receipt, None)
@@ -211,13 +211,18 @@ class Health:
 
     # ---------------------------------------------------------------------------------------------------------- health
     def _require_progress(self, waiting: str) -> None:
-        self.check()
+        answered = self.check()
         for of in self.workers.values():
             if of.status is not None:
                 self._history.note(of.status.step, of.status.longest_s)
-        trouble = diagnose(list(self._waiting.values()), self.workers, self._history, time.monotonic())
-        blind_s = 0.0 if self._blind_since is None else time.monotonic() - self._blind_since
-        if trouble is None or 0 < blind_s < _FIRST_ANSWER_S:  # the first status tells which worker waits for which
+        now = time.monotonic()
+        trouble = diagnose(list(self._waiting.values()), self.workers, self._history, now)
+        if trouble is None:
+            self._trouble_since = None
+            return
+        self._trouble_since = self._trouble_since or now
+        others = self.workers.keys() - trouble.culprits  # the report names those that wait, from their answers
+        if not others <= answered and now - self._trouble_since < _REPORT_S:
             return
         lines = [f"the driver waits for {waiting}", trouble.message]
         self.check(stacks=trouble.culprits)
@@ -227,19 +232,19 @@ class Health:
                 lines += [f"{of} is at\n{of.status.stack}"] if of.status.stack else []
         raise HangError("\n".join(lines), trouble.culprits)
 
-    def check(self, stacks: Sequence[int] = ()) -> None:
-        """Updates the status of all workers; those that do not answer in time count as silent."""
+    def check(self, stacks: Sequence[int] = ()) -> Set[int]:
+        """Updates the status of the workers that answer in time and returns these; the others count as silent."""
         start = time.monotonic()
         for of in self.workers.values():
             stopped = of.pid and of.node == self._node and is_stopped(of.pid)
             of.stopped_since = (of.stopped_since or start) if stopped else None
         statuses = self._statuses(stacks)
         if statuses is None:
-            return
-        self._blind_since = None
+            return set()
         for worker, of in self.workers.items():
             of.silent_since = None if worker in statuses else of.silent_since or start
             of.status = statuses.get(worker, of.status)
+        return statuses.keys()
 
     def _statuses(self, stacks: Sequence[int]) -> dict[int, Status] | None:
         """Returns the monitor's answer; None while it starts."""
@@ -258,7 +263,6 @@ class Health:
 
     def _require_monitor(self) -> Any:
         if self._monitor is None:
-            self._blind_since = time.monotonic()
             monitor = cast(Any, ray.remote(_Monitor)).options(num_cpus=0, scheduling_strategy=on_node(here()))
             self._monitor = monitor.remote()
         return self._monitor

@@ -8,7 +8,9 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from itertools import count, repeat
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,14 +19,14 @@ from ray.exceptions import RaySystemError
 from troubled import build, run
 
 from rlinf_embodied.cluster.hardware import EMULATED
-from rlinf_embodied.errors import StaleCallError, WorkerError
-from rlinf_embodied.runtime.diagnosis import History
+from rlinf_embodied.errors import HangError, StaleCallError, WorkerError
+from rlinf_embodied.runtime.diagnosis import History, Watched
 from rlinf_embodied.runtime.health import Health, translated
 from rlinf_embodied.runtime.host import StageContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.runtime.stage_group import Mailbox, MailGroup, StageGroup
-from rlinf_embodied.runtime.worker_state import WorkerState
+from rlinf_embodied.runtime.worker_state import Membership, Status, WorkerState
 from rlinf_embodied.telemetry.progress import report_progress
 from rlinf_embodied.workflow.graph import StageSpec
 
@@ -113,6 +115,27 @@ def test_a_context_belongs_to_its_host() -> None:
     session.start([WorkerSpec(0, "cpu")])
     session.add_stage(StageSpec("stage", "troubled.Maker", {}), [context])
     assert context == StageContext(0, "cpu", (0,), ((0,),), 1, (0,), context.group, {})
+
+
+@pytest.mark.parametrize("misses", [3, 1000])  # checks that worker 0 does not answer in time: some, or all
+def test_a_hang_is_reported_when_the_others_have_answered_or_after_a_limit(monkeypatch, misses: int) -> None:
+    """Worker 1 is stopped, which the kernel reports; only worker 0's answer shows that it waits for worker 1."""
+    waits = Status("stage.run", "stage.run", 0.0, 0.1, {"stage": Membership(0, entered=1, waits_in="exchange")})
+    answers = repeat({}, misses)
+    now = count(100.0)  # a second between two checks
+    monkeypatch.setattr("rlinf_embodied.runtime.health.is_stopped", lambda pid: pid == 101)
+    monkeypatch.setattr("rlinf_embodied.runtime.health.time", SimpleNamespace(monotonic=lambda: next(now)))
+    watches = Health({}, "here", History(hang_after_s=0.0))
+    monkeypatch.setattr(watches, "_statuses", lambda stacks: next(answers, {0: waits}))
+    watches.workers.update({k: Watched(k, 100 + k, "here") for k in range(2)})
+    for k in range(2):
+        watches.note(f"receipt {k}", k, "stage.run")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(HangError) as caught:  # noqa: PT012
+        for _ in range(100):
+            watches._require_progress("stage.run")
+    assert caught.value.workers == (1,)
+    assert "worker 1 (pid 101, here) is stopped (SIGSTOP)" in str(caught.value)
+    assert ("worker 0 (pid 100, here) waits in exchange of stage.run" in str(caught.value)) == (misses == 3)
 
 
 # ------------------------------------------------------------------------------------------------------------------ ray
