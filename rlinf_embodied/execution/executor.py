@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.ahead import Ahead, Follow
@@ -213,8 +214,11 @@ class Executor:
 
     def parts_of(self, source: str, step_context: StepContext) -> list[StepContext]:
         """Returns the contexts of the calls that export a stage's weights in parts."""
-        num_bytes = self.facts[source][0]
-        count = max(1, -(-num_bytes // PART_BYTES)) if isinstance(num_bytes, int) else 1
+        num_bytes, count = self.facts[source][0], 1
+        if isinstance(num_bytes, int) and num_bytes > PART_BYTES:  # with adapters less is sent
+            call = Call(source, "sent_bytes", step_context)
+            (receipt,) = self._receipts(self._session.submit([(self.workers(source)[0], call, [])]), str(call))
+            count = max(1, -(-cast(int, receipt.report) // PART_BYTES))
         return [replace(step_context, chunk=part, num_chunks=count) for part in range(count)]
 
     def export(self, source: str, step_context: StepContext, follows: bool | None = None) -> tuple[Ref, Ref]:

@@ -5,7 +5,7 @@
     save           writes a checkpoint of this stage's state and the parts of other stages (`StagePart`)
     load           restores it in a stage whose model was loaded from that checkpoint
     *_snapshot     the same, kept in memory from the start of an iteration
-    export_weights, weights_digest, offload, onload, earlier_weights
+    export_weights, sent_bytes, weights_digest, offload, onload, earlier_weights
 
 All workers of a group make the same calls; the first one writes files and returns results.  A subclass's `run` ends
 with self.shared.version = step_context.iteration + 1.
@@ -106,6 +106,10 @@ class LearnerStage:
         """Returns a part of the trainable weights, or of all, with their version and checksum."""
         shared, part = self.shared, (step_context.chunk, step_context.num_chunks)
         return weights.export_weights(shared.policy.module, shared.version, self.sends_frozen, self.policy_name, part)
+
+    def sent_bytes(self, step_context: Moment) -> int:
+        """Returns the bytes of the weights that `export_weights` sends, in the precision of this copy."""
+        return weights.state_bytes(self.shared.policy.module, self.sends_frozen)
 
     def weights_digest(self, step_context: Moment) -> str:
         """Returns the SHA-256 of all weights, of the model and of networks that only training uses."""

@@ -246,9 +246,9 @@ def _once(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in module.state_dict().items() if name not in repeated}
 
 
-def state_bytes(module: nn.Module) -> int:
-    """Returns the bytes of a module's parameters and buffers."""
-    return sum(tensor.nbytes for tensor in _once(module).values())
+def state_bytes(module: nn.Module, whole: bool = True) -> int:
+    """Returns the bytes of a module's parameters and buffers, without frozen parameters unless `whole`."""
+    return sum(tensor.nbytes for tensor in (_once(module) if whole else _changing(module)).values())
 
 
 def _changing(module: nn.Module) -> dict[str, Tensor]:

@@ -104,9 +104,9 @@ class Stage(Protocol):
     The tensors of exports may be those of the stage: they are copied before its next call.
 
     Weight edge: `export_weights(step_context) -> object`, and `install_weights(step_context, object)`; for an edge of
-    changes `export_weights(step_context, follows)`, see Executor.export.  If `setup` returns the bytes of the
-    weights, they are exported and installed in parts: `step_context.chunk` of `step_context.num_chunks`; the
-    stage may be offloaded when it exports parts after the first.
+    changes `export_weights(step_context, follows)`, see Executor.export.  If `setup` returns the bytes of all
+    weights, they are exported and installed in parts, `step_context.chunk` of `step_context.num_chunks`, by the bytes
+    that `sent_bytes(step_context)` returns; the stage may be offloaded when it exports parts after the first.
     State: `export_snapshot(step_context) -> object` (None: it has no state, or another worker exports it), and
     `import_snapshot(step_context, [export of each worker])`, even during an iteration that is abandoned; a stage
     without them has no state between iterations.

@@ -294,6 +294,18 @@ def test_weights_sent_in_parts_train_the_same_and_only_one_part_exists_at_a_time
         assert parts.most <= whole.most // 3
 
 
+def test_adapters_are_sent_in_one_part_after_the_first_weights_were_sent_in_several(monkeypatch) -> None:
+    variant, session = VARIANTS["math, lora"], Weighing()
+    config = variant.config(*variant.words)
+    made = executor_for(config, variant.plans["disaggregated on 2"][1], 2, session)
+    monkeypatch.setattr(executor, "PART_BYTES", int(str(made.facts["actor"][0])) // 4)
+    made.sync_weights()
+    assert session.exports >= 4
+    first = session.exports
+    iterate(config, made, 2)
+    assert session.exports == first + 2
+
+
 @pytest.mark.parametrize("name", BEHIND)
 def test_an_iteration_is_sampled_with_earlier_weights_than_are_trained(name: str) -> None:
     _, metrics = by_one_worker(name)
