@@ -178,7 +178,7 @@ class LanguageAlgorithmConfig:
     tokens_per_microbatch: int = 1024  # padding included; fits a core's cache for a small model, more for GPUs
     reduction: Reduction = Reduction.auto
     sharding: Sharding = Sharding.none  # of the policy; a critic is never sharded
-    precision: Precision = Precision.float32  # of the learner's passes and of log-probs compared with them
+    precision: Precision = Precision.float32  # of passes of actor, old log-probs, reference, reward model
 
     def __post_init__(self) -> None:
         path = self.section

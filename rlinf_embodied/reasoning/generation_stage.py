@@ -35,7 +35,7 @@ from rlinf_embodied.reasoning.batch import (
 from rlinf_embodied.reasoning.engine import Engine, GeneratedTurn, generate, update
 from rlinf_embodied.reasoning.episode_runner import EpisodeRunner
 from rlinf_embodied.reasoning.generation import ExactEngine
-from rlinf_embodied.reasoning.policy_folder import StageConfig, sampling_copy, shared_model
+from rlinf_embodied.reasoning.policy_folder import REFERENCE, StageConfig, sampling_copy, shared_model
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
@@ -147,7 +147,7 @@ class LogProbStage(LanguageStage):
         algorithm, version, outputs = self._config.algorithm, self._shared.version, {}
         settings = self._config.generation.temperature, algorithm.tokens_per_microbatch
         without_adapters = self._stage_config.without_adapters
-        is_reference = without_adapters or self._stage_config.share == "reference"
+        is_reference = without_adapters or self._stage_config.share == REFERENCE
         if not is_reference and step_context.runs_ahead:  # weights may be older: the actor computes the log-probs
             return Output(dict.fromkeys(inputs, LogProbs(None, version)))
         policy = self._shared.policy

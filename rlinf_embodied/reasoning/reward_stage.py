@@ -24,6 +24,7 @@ from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PromptTemplate
+from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import RewardModel
 from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
 from rlinf_embodied.plug_ins import load_target
@@ -31,7 +32,7 @@ from rlinf_embodied.reasoning.answers import decide
 from rlinf_embodied.reasoning.batch import Completions, Rewards, ScoredGroup, dynamic_batches
 from rlinf_embodied.reasoning.custom_reward import CustomReward, RewardFunction, reward_function
 from rlinf_embodied.reasoning.helper_process import HelperProcess
-from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.reasoning.policy_folder import StageConfig, round_matrices
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
 from rlinf_embodied.telemetry.progress import report_progress
 
@@ -189,13 +190,15 @@ class RewardModelStage(WeightsUser[RewardModel]):
     def setup(self, context: StageContext) -> None:
         model_class = cast(type[RewardModel], load_target(self._config.reward.model_target))
         self._shared = SharedPolicy(model_class.load(self._folder), device=context.device)
+        round_matrices(self._shared.policy.module, self._config.algorithm.precision)
         self._shared.enter(self._user)
         self._device = context.device
 
     @torch.no_grad()
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the scores of each block, float32 [K x G]."""
-        return Output({block: self._scores(cast(Completions, payload)) for block, (payload,) in inputs.items()})
+        with computing(self._config.algorithm.precision, self._device):
+            return Output({block: self._scores(cast(Completions, payload)) for block, (payload,) in inputs.items()})
 
     def _scores(self, completions: Completions) -> Tensor:
         model, budget = self._shared.policy, self._config.algorithm.tokens_per_microbatch

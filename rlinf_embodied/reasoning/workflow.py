@@ -30,7 +30,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.reasoning.actor_stage import actor_inputs
 from rlinf_embodied.reasoning.batch import EngineLoad, GenerationReport, ScoredGroup, in_order
 from rlinf_embodied.reasoning.graph import reasoning_graph
-from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.reasoning.policy_folder import REFERENCE, StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Position
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
@@ -49,7 +49,7 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
     if adapted:  # the other weights are frozen, so the reference is the policy without its adapters
         configs["reference"] = StageConfig(config, policy_folder, without_adapters=True)
     else:
-        configs["reference"] = StageConfig(config, reference_folder or policy_folder, share="reference")
+        configs["reference"] = StageConfig(config, reference_folder or policy_folder, share=REFERENCE)
     enough = partial(choose_groups, algorithm.prompts_per_iteration)
     resample = Repeat("resample", "actor", "reward", enough, 1 + algorithm.max_resamples)
     graph = reasoning_graph(

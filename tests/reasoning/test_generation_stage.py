@@ -6,17 +6,20 @@ from typing import cast
 
 import pytest
 import torch
+from language_models import MODELS, language_model
 from math_runs import TWO_STEPS, tiny_math
 from placements import leaves
 from runs import clone, cluster, executor_for, iterate, job_of
 
 from policies import causal_lm
 from policies.lean_decoding import LeanDecoder
-from rlinf_embodied.config import MathConfig
+from rlinf_embodied.config import MathConfig, Precision
+from rlinf_embodied.device import computing
+from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning import weights
 from rlinf_embodied.learning.optimizer import FlatOptimizer
 from rlinf_embodied.reasoning import generation_stage, policy_folder
-from rlinf_embodied.reasoning.batch import Batch, Completions
+from rlinf_embodied.reasoning.batch import Batch, Completions, all_log_probs
 from rlinf_embodied.reasoning.generation_stage import GenerationStage
 from rlinf_embodied.reasoning.objective import Objective
 from rlinf_embodied.reasoning.policy_folder import StageConfig
@@ -102,6 +105,27 @@ def test_evaluations_use_generations_copy_in_bfloat16_and_no_worker_reads_anothe
     for shared in (first, second):
         for name, parameter in shared["generation"].policy.module.named_parameters():
             assert torch.equal(parameter, trained.get_parameter(name).to(torch.bfloat16)), name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_matrices_that_autocast_would_round_are_stored_rounded_and_log_probs_keep_their_bits(name):
+    model, generator = language_model(name), torch.Generator().manual_seed(0)
+    tokens = torch.randint(2, 25, (6, 20), generator=generator)
+    rows = TokenBatch(tokens, torch.full((6,), 5), torch.full((6,), 20))
+    with computing(Precision.bfloat16, "cpu"):
+        expected, before = all_log_probs(model, rows, 1.0, 1024), weights.state_bytes(model.module)
+        policy_folder.round_matrices(model.module, Precision.bfloat16)
+        assert torch.equal(all_log_probs(model, rows, 1.0, 1024), expected)
+    assert weights.state_bytes(model.module) < 0.7 * before or name == "gpt2"  # its linear layers are transformers'
+
+
+def test_a_reference_of_a_training_in_bfloat16_is_smaller_and_the_trained_policy_is_not():
+    config = tiny_math("algorithm.precision=bfloat16", "algorithm.kl_coef=0.1")
+    folder, dtypes = str(clone(config)), {}
+    for share in ("policy", policy_folder.REFERENCE):
+        model = policy_folder.shared_model(solo_context([0]), StageConfig(config, folder, share)).policy.module
+        dtypes[share] = {parameter.dtype for parameter in model.parameters()}
+    assert dtypes == {"policy": {torch.float32}, policy_folder.REFERENCE: {torch.float32, torch.bfloat16}}
 
 
 def test_with_vllm_a_worker_keeps_no_copy_of_the_policy_on_its_device(monkeypatch):

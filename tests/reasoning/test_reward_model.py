@@ -16,6 +16,7 @@ from policies.reward_lm import RewardLM
 from policies.text_codec import MATH_CHARACTERS, PAD_ID, char_tokenizer
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.learning.weights import state_bytes
 from rlinf_embodied.reasoning.batch import Completions, Rewards
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.policy_folder import StageConfig
@@ -59,6 +60,19 @@ def test_rewards_are_the_scores_of_transformers(tmp_path, pad) -> None:
     assert torch.equal(rewards.raw[0], scores)
     assert torch.equal(rewards.rewards[0], scores + 0.5 * torch.tensor([1.0, 0.0, 0.0]))
     assert group.correct == (True, False, False)  # by the answers, as without the model
+
+
+@torch.no_grad()
+def test_in_bfloat16_scores_are_those_of_autocast_and_the_stage_holds_fewer_bytes(tmp_path) -> None:
+    config = tiny_math(f"reward.model={model(tmp_path)}", "algorithm.precision=bfloat16")
+    stage = RewardModelStage(StageConfig(config, str(tmp_path)))
+    stage.setup(solo_context([0]))
+    own, rows = RewardLM.load(tmp_path), scored().rows
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = own.scores(rows)
+    assert torch.equal(stage.run(StepContext(0), {0: [scored()]}).blocks[0].flatten(), expected)
+    assert (expected - own.scores(rows)).abs().max() > 1e-4
+    assert state_bytes(stage._shared.policy.module) < 0.7 * state_bytes(own.module)
 
 
 def test_it_trains_alike_wherever_the_model_is_placed(tmp_path) -> None:

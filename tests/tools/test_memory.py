@@ -11,7 +11,9 @@ from policies.text_codec import TextCodec, char_tokenizer
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy
 from rlinf_embodied.compose import CONFIG_DIR
 from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, MemoryConfig, Precision
+from rlinf_embodied.learning.weights import state_bytes
 from rlinf_embodied.planning.profile import load_profile
+from rlinf_embodied.reasoning.policy_folder import round_matrices
 from rlinf_embodied.tools.memory import ByteCounter, ModelSize, _fused_attention, held, memory_table, pass_bytes
 
 FROZEN = 10**9
@@ -64,11 +66,23 @@ def test_a_pass_of_qwen_1_5b_over_16k_tokens_takes_at_most_12_gb_with_its_gradie
     assert 6.1e9 < gradients < pass_bytes(policy, 16384) <= 12e9
 
 
-def test_a_pass_of_smollm2_over_2k_tokens_takes_less_than_half_of_one_with_whole_logits_and_activations() -> None:
+def _smollm2() -> LlamaForCausalLM:
     shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152}
     heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
     with torch.device("meta"):
-        plain, other, third = (LlamaForCausalLM(LlamaConfig(**shape, **heads)) for _ in range(3))
+        return LlamaForCausalLM(LlamaConfig(**shape, **heads))
+
+
+def test_rounded_matrices_of_smollm2_take_326_instead_of_538_mb() -> None:
+    model = _smollm2()
+    assert round(state_bytes(model) / 1e6) == 538
+    round_matrices(model, Precision.bfloat16)
+    assert round(state_bytes(model) / 1e6) == 326
+
+
+def test_a_pass_of_smollm2_over_2k_tokens_takes_less_than_half_of_one_with_whole_logits_and_activations() -> None:
+    plain, other, third = (_smollm2() for _ in range(3))
+    with torch.device("meta"):
         tokens = torch.zeros(1, 2048, dtype=torch.long)
     with ByteCounter() as whole, _fused_attention():
         logits = plain(input_ids=tokens[:, :-1], use_cache=False).logits
