@@ -133,9 +133,9 @@ class Ahead:
         most = self._most
         self._pending = ((earlier[0],) * (most - len(earlier)) + tuple(earlier[-most:])) if earlier else ()
 
-    def states_before(self) -> dict[str, tuple[Ref, ...]] | None:
-        """Returns the states of stages before the submitted fronts; None if no front is submitted."""
-        return self._executor.states_of(self._begun[0].before)[0] if self._begun else None
+    def states_before(self) -> tuple[dict[str, tuple[Ref, ...]], dict[str, list[int]]] | None:
+        """Returns the states of stages before the submitted fronts, and their bytes; None if no front is submitted."""
+        return self._executor.states_of(self._begun[0].before) if self._begun else None
 
     def messages(self, stage: str) -> list[Ref]:
         """Returns the weights that a stage exported for the fronts of `earlier`."""

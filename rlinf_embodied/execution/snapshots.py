@@ -72,7 +72,10 @@ def states_of(
         left &= executor.workflow.back()
     at = StepContext(iteration)
     states, sizes = executor.states_of({s: executor.export_states(s, at, most) for s in stages if s in left})
-    return states | {stage: refs for stage, refs in (before or {}).items() if stage in stages}, sizes
+    refs_before, sizes_before = before or ({}, {})
+    for stage in refs_before.keys() & set(stages):
+        states[stage], sizes[stage] = refs_before[stage], sizes_before[stage]
+    return states, sizes
 
 
 def restore(executor: Executor, snapshot: Snapshot) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import ray
@@ -121,6 +122,18 @@ def test_a_snapshot_within_the_limit_has_every_part_however_unequal_they_are(siz
     snapshot = take(session, made, 0, most=10)
     assert snapshot.num_bytes == sum(sizes)
     assert tuple(None if part is None else len(part) for part in snapshot.states["a"]) == kept
+
+
+def test_a_snapshot_counts_the_states_of_stages_that_run_ahead() -> None:
+    targets = {"a": ("light_fakes.Stateful", (7,)), "learner": ("light_fakes.Learner", 1)}
+    stages = {name: StageSpec(name, *target) for name, target in targets.items()}
+    flow = Workflow("state", 1, stages, (Edge("a", "learner"),), (WeightEdge("learner", "a"),))
+    session = SerialSession()
+    plan = replace(parse("a+learner on 0", 1, flow), staleness=1)
+    made = Executor(flow, plan, session, Cluster("test", "cpu", 1, 1, 0))
+    assert take(session, made, 0, most=6).num_bytes == 7  # nothing runs ahead yet
+    made.run(StepContext(0))
+    assert take(session, made, 1, most=6).num_bytes == 7
 
 
 NUM_WEIGHTS = 1 << 20  # 4 MB
