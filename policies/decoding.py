@@ -103,6 +103,7 @@ class RingDecoder:
             self._lengthen(self.width, self.max_num_seqs)
         columns = torch.arange(self.next - length, self.next, device=slots.device) % self.width
         for ring, read in zip([*self.keys, *self.values], [*prefix.keys, *prefix.values], strict=True):
+            ring[slots] = 0.0  # NaN or infinity would survive the mask
             ring[slots[:, None], :, columns] = read[prompts].transpose(1, 2)
         lowest = torch.finfo(self.hidden.dtype).min
         lengths = prefix.lengths[prompts]
@@ -115,9 +116,9 @@ class RingDecoder:
         self.next = prefix.keys[0].shape[2]
         tables = [*prefix.keys, *prefix.values]
         self._size = max(self.max_num_seqs * read.shape[1] * self.width * read.shape[3] for read in tables)
-        # zeros, since NaN or infinity would survive the mask; all of one size, since tables swap memory
-        memory = [read.new_zeros(self._size) for read in tables]
-        self._spare = memory[0].new_zeros(self._size)
+        # all of one size, since tables swap memory; not filled, since most of it is never used
+        memory = [read.new_empty(self._size) for read in tables]
+        self._spare = memory[0].new_empty(self._size)
         length = min(self.next + _GROWTH, self.width)
         views = [_table(flat, self.max_num_seqs, read, length) for flat, read in zip(memory, tables, strict=True)]
         self.keys, self.values = views[: len(prefix.keys)], views[len(prefix.keys) :]
@@ -130,6 +131,7 @@ class RingDecoder:
             for layer, old in enumerate(tables):
                 tables[layer] = _table(self._spare, self.max_num_seqs, old, length)
                 tables[layer][:num_rows, :, : self.length] = old[:num_rows]
+                tables[layer][:num_rows, :, self.length :] = 0.0
                 self._spare = old.as_strided((self._size,), (1,))  # the whole memory of the old table
         masked = self.hidden.new_full((self.max_num_seqs, extra), torch.finfo(self.hidden.dtype).min)
         self.hidden = torch.cat([self.hidden, masked], dim=1)
@@ -138,7 +140,7 @@ class RingDecoder:
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copies slots `sources` to slots `targets`."""
         for ring in (*self.keys, *self.values, self.hidden, self.positions):
-            ring[targets] = ring[sources]
+            ring.index_copy_(0, targets, ring.index_select(0, sources))
 
     @property
     def length(self) -> int:

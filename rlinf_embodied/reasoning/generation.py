@@ -47,10 +47,6 @@ class _Row:
     uniforms: np.ndarray  # float32, one for each token
     generated: Generated
 
-    @property
-    def is_over(self) -> bool:
-        return self.generated.ended or len(self.generated.tokens) == self.room
-
     def sequence(self) -> tuple[tuple[int, int], tuple[int, ...]]:
         """Returns a key and all tokens so far; samples of one problem have the same key in their first turn."""
         prompt = self.prompt
@@ -151,32 +147,34 @@ class ExactEngine:
         """Adds a token to every decoding row; returns the rows that ended."""
         assert self._decoder is not None
         last = self._tensor([row.generated.tokens[-1] for row in self._decoding])
-        self._sample(self._decoder.step(last), self._decoding)
-        gaps = [slot for slot, row in enumerate(self._decoding) if row.is_over]
+        gaps = self._sample(self._decoder.step(last), self._decoding)
         return [self._decoding[slot] for slot in gaps] + (self._admit(gaps) if gaps else [])
 
-    def _sample(self, logits: Tensor, rows: Sequence[_Row]) -> None:
-        """Adds the next token to each row."""
+    def _sample(self, logits: Tensor, rows: Sequence[_Row]) -> list[int]:
+        """Adds the next token to each row; returns the indices of the rows that end with it."""
         greedy, sampling = self._requests.greedy, self._requests.sampling
         log_probs = log_softmax(logits, 1.0 if greedy else sampling.temperature)
         if greedy:
             tokens = log_probs.argmax(-1)
         else:
-            uniforms = np.array([row.uniforms[len(row.generated.tokens)] for row in rows])
+            uniforms = np.array([row.uniforms.item(len(row.generated.tokens)) for row in rows])
             allowed = truncated(log_probs, sampling.top_k, sampling.top_p, sampling.min_p)
             tokens = inverse_cdf(allowed, torch.from_numpy(uniforms).to(logits.device))
-        end_tokens, chosen = self._policy.spec.eos_ids, log_probs.gather(-1, tokens[:, None])[:, 0]
-        for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
+        chosen, over = log_probs.gather(-1, tokens[:, None])[:, 0].tolist(), list[int]()
+        end_tokens, stop, version = self._policy.spec.eos_ids, sampling.stop, self.version
+        for index, (row, token, log_prob) in enumerate(zip(rows, tokens.tolist(), chosen, strict=True)):
             generated = row.generated
             generated.tokens.append(token)
             generated.log_probs.append(log_prob)
-            generated.versions.append(self.version)
-            generated.ended = token in end_tokens or self._completes_stop(generated.tokens, sampling.stop)
+            generated.versions.append(version)
+            if token in end_tokens or (stop and self._completes_stop(generated.tokens, stop)):
+                generated.ended = True
+            if generated.ended or len(generated.tokens) == row.room:
+                over.append(index)
+        return over
 
     def _completes_stop(self, tokens: list[int], stop: list[str]) -> bool:
         """Returns whether the last token completes a stop string."""
-        if not stop:
-            return False
         # a window that begins within a character decodes differently there: up to four bytes
         num_bytes = window = max(len(text.encode()) for text in stop) + 4
         ending = self._policy.codec.decode(tokens[-window:])
@@ -195,9 +193,9 @@ class ExactEngine:
                 self._prefill()
             assert self._decoder is not None
             admitted = [self._prefilled.popleft() for _ in range(min(len(gaps), len(self._prefilled)))]
-            self._sample(self._logits[[prompt for prompt, _ in admitted]], [row for _, row in admitted])
-            finished += [row for _, row in admitted if row.is_over]
-            joining = [(prompt, row) for prompt, row in admitted if not row.is_over]
+            over = self._sample(self._logits[[prompt for prompt, _ in admitted]], [row for _, row in admitted])
+            finished += [admitted[index][1] for index in over]
+            joining = [pair for index, pair in enumerate(admitted) if index not in over]
             slots, gaps = gaps[: len(joining)], gaps[len(joining) :]
             if joining:
                 self._decoder.join(self._tensor([prompt for prompt, _ in joining]), self._tensor(slots))
@@ -210,6 +208,7 @@ class ExactEngine:
         """Prefills the prompts of about S rows."""
         if self._decoder is None:
             self._decoder = self._policy.decoder(self._slots, self._width)
+            self._device = next(self._policy.module.parameters()).device
         numbers = dict[tuple[tuple[int, int], tuple[int, ...]], int]()  # of the prompts
         while self._waiting:
             sequence = self._waiting[0].sequence()
@@ -237,4 +236,4 @@ class ExactEngine:
         del rows[remaining:]
 
     def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, device=next(self._policy.module.parameters()).device)
+        return torch.tensor(values, device=self._device)

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn import functional as F
 
 from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
 from rlinf_embodied.algorithms.losses import (
@@ -94,29 +94,30 @@ def training_rows(
 
 def _tables(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, width: int) -> dict[str, Tensor]:
     """Returns the tables of TrainingRows that the workflow has, of all completions in order."""
-    # pads with zeros, and cuts off columns that no row needs
-    table = lambda parts: pad_sequence([row[:width] for part in parts for row in part], batch_first=True)  # noqa: E731
-
     tables = {
-        "rollout_log_probs": table([one.generation.log_probs for one in rounds]),
-        "advantages": table([_advantages(one, algorithm, width) for one in rounds]),
+        "rollout_log_probs": _stacked([one.generation.log_probs for one in rounds], width),
+        "advantages": _stacked([_advantages(one, algorithm, width) for one in rounds], width),
     }
     for name in ("old_log_probs", "reference"):
         log_probs = [output.log_probs for one in rounds if (output := getattr(one, name)) is not None]
         if log_probs and log_probs[0] is not None:
-            tables[name] = table(log_probs)
+            tables[name] = _stacked(log_probs, width)
     return tables
 
 
 def _join(parts: Sequence[TokenBatch]) -> TokenBatch:
-    table = lambda tables: pad_sequence([row for part in tables for row in part], batch_first=True)  # noqa: E731
     given = [torch.zeros_like(part.mask) if part.given is None else part.given for part in parts]
     return TokenBatch(
-        table(part.tokens for part in parts),
+        _stacked([part.tokens for part in parts], max(part.tokens.shape[1] for part in parts)),
         torch.cat([part.prompt_lengths for part in parts]),
         torch.cat([part.lengths for part in parts]),
-        None if all(part.given is None for part in parts) else table(given),
+        None if all(part.given is None for part in parts) else _stacked(given, max(table.shape[1] for table in given)),
     )
+
+
+def _stacked(tables: Sequence[Tensor], width: int) -> Tensor:
+    """Returns the rows of all tables, padded with zeros or cut off at `width` columns."""
+    return torch.cat([F.pad(table, (0, width - table.shape[1])) for table in tables])
 
 
 def _advantages(one: Round, algorithm: ReasoningAlgorithmConfig, width: int) -> Tensor:

@@ -120,6 +120,7 @@ def run_iteration(
 
 def _rollout_metrics(reports: Sequence[GenerationReport], groups: Sequence[ScoredGroup]) -> dict[str, float]:
     completions, lengths = sum(r.completions for r in reports), [length for r in reports for length in r.lengths]
+    percentiles = zip((50, 90, 99), np.percentile(lengths, (50, 90, 99)).tolist(), strict=True)
     return {
         "rollout/accuracy": sum(sum(group.correct) for group in groups) / completions,
         "rollout/reward": sum(group.reward for group in groups) / completions,
@@ -130,7 +131,7 @@ def _rollout_metrics(reports: Sequence[GenerationReport], groups: Sequence[Score
         "rollout/truncated": sum(report.truncated for report in reports) / completions,
         "rollout/tokens": float(sum(lengths)),
         "rollout/completions": float(completions),
-        **{f"charts/length_p{q}": float(np.percentile(lengths, q)) for q in (50, 90, 99)},
+        **{f"charts/length_p{q}": length for q, length in percentiles},
         **{f"reward/{name}": sum(group.named[name] for group in groups) / completions for name in groups[0].named},
     }
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Packed:
     array: np.ndarray
@@ -56,13 +59,16 @@ def _unpack_leaf(value: object, copies: bool) -> object:
 
 
 def map_leaves(value: object, function: Callable[[object], object]) -> object:
-    """Returns `value` with `function` applied to everything in it that is not a dict, list, tuple or dataclass."""
+    """Returns `value` with `function` applied to everything in it that is not a dict, list, tuple or dataclass.
+
+    Texts and numbers within lists and tuples stay as they are.
+    """
     if isinstance(value, _Packed):
         return function(value)
     if isinstance(value, dict):
         return {key: map_leaves(item, function) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [map_leaves(item, function) for item in value]
+        items = [item if type(item) in _PLAIN else map_leaves(item, function) for item in value]
         make = getattr(type(value), "_make", type(value))  # of a named tuple, which takes its fields one by one
         return make(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
