@@ -113,7 +113,8 @@ class CausalLM:
         vocabulary, mask, packs = self.model.config.get_text_config().vocab_size, batch.mask, self.packs
         hidden = self._trunk(**(packed_row(batch) if packs else {"input_ids": batch.tokens[:, :-1]}))
         start = int(batch.prompt_lengths.min()) - 1
-        if not packs and (hidden.shape[1] - start) * len(mask) * vocabulary <= _LARGEST_LOGITS:
+        is_small = (hidden.shape[1] - start) * len(mask) * vocabulary <= _LARGEST_LOGITS
+        if is_small and not packs and batch.support is None:
             return self._table_log_probs(hidden[:, start:], batch, temperature, with_entropy, entropy_gradient)
         rows, steps = mask.nonzero(as_tuple=True)  # of each completion token
         predictors = batch.prompt_lengths[rows] - 1 + steps  # position of the token before it, which predicts it
@@ -121,8 +122,9 @@ class CausalLM:
         hidden = hidden[0, starts[rows] + predictors] if packs else hidden[rows, predictors]
         targets = batch.tokens[rows, predictors + 1]
         options = (temperature, max(1, _LARGEST_LOGITS // vocabulary), with_entropy, entropy_gradient)
+        support = None if batch.support is None else (batch.support[0][rows, steps], batch.support[1])
         head = lambda states: self._masked(self._head(states))  # noqa: E731
-        log_probs, entropy = chunked_log_probs_and_entropy(head, hidden, targets, *options)
+        log_probs, entropy = chunked_log_probs_and_entropy(head, hidden, targets, *options, support)
         table = lambda values: values.new_zeros(mask.shape).index_put((rows, steps), values)  # noqa: E731
         return table(log_probs), None if entropy is None else table(entropy)
 

@@ -49,6 +49,16 @@ def token_log_probs_and_entropy(
     return log_probs.gather(-1, tokens[..., None])[..., 0], entropy
 
 
+def restricted(logits: Float[Tensor, "N V"], sizes: Int[Tensor, " N"], ids: Int[Tensor, " M"]) -> Float[Tensor, "N V"]:
+    """Returns logits with -inf outside of each token's set of values.
+
+    `sizes` are those of the sets, whose ids follow each other; a size of 0 restricts nothing.
+    """
+    outside = (sizes > 0)[:, None].repeat(1, logits.shape[1])
+    outside[torch.arange(len(sizes), device=ids.device).repeat_interleave(sizes), ids.long()] = False
+    return logits.masked_fill(outside, -torch.inf)
+
+
 def chunked_log_probs_and_entropy(
     head: Callable[[Tensor], Tensor],
     hidden: Float[Tensor, "N H"],
@@ -57,21 +67,26 @@ def chunked_log_probs_and_entropy(
     chunk: int,
     with_entropy: bool = True,
     entropy_gradient: bool = True,
+    support: tuple[Int[Tensor, " N"], Int[Tensor, " M"]] | None = None,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"] | None]:
     """Returns `token_log_probs` and optionally the entropy for the logits of `head` on hidden states.
 
-    At most `chunk` rows of logits are in memory at a time; the backward pass recomputes them.
+    Both are of the distribution restricted to `support` (sizes and ids, see `restricted`).  At most `chunk` rows of
+    logits are in memory at a time; the backward pass recomputes them.
     """
 
-    def part(states: Tensor, targets: Tensor) -> Tensor:
-        logits = head(states)
+    def part(states: Tensor, targets: Tensor, *sets: Tensor) -> Tensor:
+        logits = restricted(head(states), *sets) if sets else head(states)
         if with_entropy:
             return torch.stack(token_log_probs_and_entropy(logits, targets, temperature, entropy_gradient))
         return token_log_probs(logits, targets, temperature)[None]
 
     recomputed = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
-    pairs = zip(hidden.split(chunk), tokens.split(chunk), strict=True)
-    columns = torch.cat([recomputed(*pair) for pair in pairs], dim=1)
+    parts = [hidden.split(chunk), tokens.split(chunk)]
+    if support is not None:
+        sizes = support[0].split(chunk)
+        parts += [sizes, support[1].split([int(part.sum()) for part in sizes])]
+    columns = torch.cat([recomputed(*arguments) for arguments in zip(*parts, strict=True)], dim=1)
     return columns[0], columns[1] if with_entropy else None
 
 

@@ -20,7 +20,7 @@ class GenerationConfig:
     """How completions are sampled, and in which batches."""
 
     max_new_tokens: int = 52  # of all turns, a tool's included; 512 if data.prompt_template is not compact
-    temperature: float = 1.0  # of sampling and of log-probs
+    temperature: float = 1.0  # of sampling and of log-probs; the next three restrict both
     top_k: int = 0  # sample only from this number of likeliest tokens; 0: from all
     top_p: float = 1.0  # sample only from the likeliest tokens that have this probability together
     min_p: float = 0.0  # sample only tokens with at least this fraction of the likeliest token's probability
@@ -40,7 +40,7 @@ class GenerationConfig:
         require_numbers(self, "generation", "min_p", high=1)
         require(all(self.stop), "generation.stop", self.stop, "an empty text would match everywhere", "leave it out")
         required = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": []} if self.engine == "vllm" else {}
-        rule = "vllm's log-probs would be those of the restricted choice, not of the whole vocabulary"
+        rule = "vllm does not return the set of tokens that could have been sampled, nor search for stop strings"
         action = "leave it out, or use generation.engine=exact"
         for name, neutral in required.items():
             value = getattr(self, name)

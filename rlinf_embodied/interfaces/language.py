@@ -6,6 +6,7 @@ vocabulary.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -38,20 +39,27 @@ class TokenBatch:
     prompt_lengths: Tensor  # int64 [B], at least 1
     lengths: Tensor  # int64 [B], prompt and completion
     given: Tensor | None = None  # bool [B, R], True for tokens that were inserted, not sampled; None: all sampled
+    # the sets of tokens that sampling was restricted to: their sizes (int32 [B, R], 0: not restricted), and their
+    # members row by row (int32 [sum of the sizes]); None: no token was restricted
+    support: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
     def of(
         prompts: Sequence[Sequence[int]],
         completions: Sequence[Sequence[int]],
         given: Sequence[Sequence[bool]] | None = None,
+        support_sizes: Sequence[Sequence[int]] = (),
+        support_ids: Sequence[array[int]] = (),
     ) -> TokenBatch:
-        """Returns prompts with their completions; behind each row are zeros."""
+        """Returns prompts with their completions; behind each row are zeros.  `support_ids` are "i" arrays, by row."""
+        ids = array("i", b"".join(support_ids))
         whole = [[*prompt, *rest] for prompt, rest in zip(prompts, completions, strict=True)]
         return TokenBatch(
             padded(whole, torch.long),
             torch.tensor([len(prompt) for prompt in prompts], dtype=torch.long),
             torch.tensor([len(row) for row in whole], dtype=torch.long),
             padded(given, torch.bool) if given is not None and any(map(any, given)) else None,
+            (padded(support_sizes, torch.int32), torch.frombuffer(ids, dtype=torch.int32)) if ids else None,
         )
 
     def __len__(self) -> int:
@@ -70,8 +78,12 @@ class TokenBatch:
         lengths, prompt_lengths = self.lengths[index], self.prompt_lengths[index]
         longest = max(lengths.tolist(), default=0)
         most = max((lengths - prompt_lengths).tolist(), default=0)
-        given = None if self.given is None else self.given[index, :most]
-        return TokenBatch(self.tokens[index, :longest], prompt_lengths, lengths, given)
+        given, support = None if self.given is None else self.given[index, :most], self.support
+        if support is not None:
+            sizes, ids = support
+            of_rows = ids.split(sizes.sum(1).tolist())
+            support = sizes[index, :most], torch.cat([ids[:0], *(of_rows[row] for row in rows)])
+        return TokenBatch(self.tokens[index, :longest], prompt_lengths, lengths, given, support)
 
     def completions(self) -> list[list[int]]:
         """Returns the tokens behind each prompt."""
@@ -80,7 +92,9 @@ class TokenBatch:
 
     def to(self, device: str) -> TokenBatch:
         given = None if self.given is None else self.given.to(device)
-        return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device), given)
+        support = None if self.support is None else (self.support[0].to(device), self.support[1].to(device))
+        tokens, prompt_lengths, lengths = (part.to(device) for part in (self.tokens, self.prompt_lengths, self.lengths))
+        return TokenBatch(tokens, prompt_lengths, lengths, given, support)
 
 
 def padded(rows: Sequence[Sequence[int | float]], dtype: torch.dtype) -> Tensor:
@@ -178,7 +192,8 @@ class LanguagePolicy(Protocol):
     ) -> TokenLogProbs:
         """Returns differentiable log-probs, and entropy, of the completions' tokens at a temperature.
 
-        Without `entropy_gradient` the entropy is only reported, and needs no memory for a backward pass.
+        Both are those of the distribution restricted to `batch.support`, if any.  Without `entropy_gradient` the
+        entropy is only reported, and needs no memory for a backward pass.
         """
         ...
 

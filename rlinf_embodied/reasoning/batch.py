@@ -51,6 +51,7 @@ class GenerationBlock:
     iteration: int
     purpose: str = "token"  # evaluation has another one
     greedy: bool = False  # always take the likeliest token
+    records_support: bool = True  # of restricted sampling; evaluation does not need it
 
 
 # ------------------------------------------------------------------------------------------------- between the stages
@@ -65,7 +66,7 @@ class Completions:
     texts: tuple[str, ...]  # K x G, problem by problem: text of each sample's last turn
     version: int  # of the weights
     rows: TokenBatch  # B, sample by sample; at least one token each, the end token included
-    log_probs: Tensor  # float32 [B, R], of the whole vocabulary at the temperature; greedy: at temperature 1
+    log_probs: Tensor  # float32 [B, R], of the distribution sampled from; greedy: at temperature 1
     ended: Tensor  # bool [B], False if max_new_tokens cut a row off
     samples: tuple[int, ...]  # B, ascending: index of each row's sample in `texts`
     turns: int  # of all samples together

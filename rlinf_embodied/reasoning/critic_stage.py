@@ -84,7 +84,7 @@ class CriticStage(LearnerStage):
         return Output({b: advantages[b] * r.sequences.mask for b, r in blocks.items()}, metrics)
 
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
-        sequences, algorithm = replace(completions.rows, given=None).to(self.device), self._algorithm
+        sequences, algorithm = replace(completions.rows, given=None, support=None).to(self.device), self._algorithm
         rule = "the chat template began another row within an episode, and a critic takes episodes of one row"
         target, action = self._config.tool._target_, "use algorithm=grpo, or a model with another template"
         require(len(sequences) == len(completions.texts), "tool._target_", target, rule, action)

@@ -11,6 +11,7 @@ Tokens in, tokens out.  Every token has its log-prob and the version of the weig
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -25,9 +26,13 @@ class Generated:
 
     row: int  # its number, from `submit`
     tokens: list[int] = field(default_factory=list)  # L, the end token included
-    log_probs: list[float] = field(default_factory=list)  # L, of the whole vocabulary at the temperature
+    log_probs: list[float] = field(default_factory=list)  # L, of the distribution sampled from
     versions: list[int] = field(default_factory=list)  # L, of the weights that sampled each token
     ended: bool = False  # by the model; False: cut off at its length, aborted, or unfinished
+    # the sets of tokens that top_k, top_p and min_p left: their sizes (L), and their ids, one set after the other.
+    # Empty: not restricted, or not recorded; log-probs must then be those of the whole vocabulary
+    support_sizes: list[int] = field(default_factory=list)
+    support_ids: array[int] = field(default_factory=lambda: array("i"))
 
 
 @dataclass(frozen=True, slots=True)

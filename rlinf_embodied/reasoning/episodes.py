@@ -15,6 +15,7 @@ begins, whose prompt is what the template writes now.  An episode of one turn is
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,8 @@ class Row:
     log_probs: list[float] = field(default_factory=list)  # L, 0 for inserted tokens
     given: list[bool] = field(default_factory=list)  # L, True for inserted tokens
     versions: list[int] = field(default_factory=list)  # L, of the weights; an inserted token has that of the one before
+    support_sizes: list[int] = field(default_factory=list)  # L, as of Generated; 0 for inserted tokens
+    support_ids: array[int] = field(default_factory=lambda: array("i"))
     ended: bool = False  # by the model; False: cut off by max_new_tokens or the context
 
 
@@ -96,6 +99,7 @@ class Episode:
         row.log_probs += [0.0] * len(inserted)
         row.given += [True] * len(inserted)
         row.versions += row.versions[-1:] * len(inserted)
+        row.support_sizes += [0] * len(inserted)
         row.ended = False
         place = sum(len(earlier.tokens) for earlier in self.rows)
         return replace(self.first, tokens=(*row.prompt, *row.tokens), place=place, room=room)
@@ -107,6 +111,8 @@ class Episode:
         row.log_probs += generated.log_probs
         row.given += [False] * len(tokens)
         row.versions += generated.versions
+        row.support_sizes += generated.support_sizes or [0] * len(tokens)
+        row.support_ids += generated.support_ids
         row.ended = generated.ended
         self.turns += 1
         self.text = self._codec.decode(tokens)
@@ -216,7 +222,7 @@ def completions_of(episodes: Sequence[Episode], group_size: int, version: int) -
         problems=tuple(episode.problem for episode in episodes[::group_size]),
         texts=tuple(episode.text for episode in episodes),
         version=version,
-        rows=TokenBatch.of(column("prompt"), column("tokens"), column("given")),
+        rows=TokenBatch.of(*map(column, ("prompt", "tokens", "given", "support_sizes", "support_ids"))),
         log_probs=padded(column("log_probs"), torch.float32),
         ended=torch.tensor(column("ended")),
         samples=tuple(number for _, number in rows),

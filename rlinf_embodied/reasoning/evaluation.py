@@ -171,7 +171,8 @@ class AnswerStage(LanguageStage):
     def _answer(self, problem_set: ProblemSet, problems: Sequence[PromptedProblem]) -> Completions:
         policy, size, config, name = self._shared.policy, problem_set.num_samples, problem_set.config, problem_set.name
         purpose = "evaluation" if name in (GREEDY, SAMPLED) else f"evaluation/{name}"
-        requests = GenerationBlock((), config.generation, config.run.seed, 0, purpose, problem_set.greedy)
+        settings = config.generation, config.run.seed, 0, purpose, problem_set.greedy
+        requests = GenerationBlock((), *settings, records_support=False)
         with closing(episodes_of(problems, size, config, policy.codec, self._calls)) as episodes:
             return run_episodes(ExactEngine(policy, self._shared.version), episodes, size, requests)
 

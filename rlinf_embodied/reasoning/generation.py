@@ -12,9 +12,9 @@ products of other shapes are summed in another order.  For requests that are sub
 are a function of the requests and of S.  Another S, or requests that join unfinished ones, may change log-probs by some
 1e-6, and a token whose uniform falls that close to the border between two tokens.
 
-Log-probs are those of the whole vocabulary at the temperature, as training computes them, also if top_k, top_p or
-min_p exclude tokens.  A completion ends with the token that completes a stop string in its text: its tokens are the
-sampled ones, never cut and never encoded again.
+Log-probs are those of the distribution sampled from: at the temperature, over the tokens that top_k, top_p and min_p
+leave.  Rows record these sets, and training renormalises the current policy over them.  A completion ends with the
+token that completes a stop string in its text: its tokens are the sampled ones, never cut and never encoded again.
 
 New weights, and requests that exceed the allocated cache, need a new cache: unfinished rows are prefilled again,
 including the tokens that they have sampled.
@@ -160,6 +160,10 @@ class ExactEngine:
             uniforms = np.array([row.uniforms.item(len(row.generated.tokens)) for row in rows])
             allowed = truncated(log_probs, sampling.top_k, sampling.top_p, sampling.min_p)
             tokens = inverse_cdf(allowed, torch.from_numpy(uniforms).to(logits.device))
+            if allowed is not log_probs:
+                log_probs = log_softmax(allowed, 1.0)
+                if self._requests.records_support:
+                    self._record(allowed.isfinite(), rows)
         chosen, over = log_probs.gather(-1, tokens[:, None])[:, 0].tolist(), list[int]()
         end_tokens, stop, version = self._policy.spec.eos_ids, sampling.stop, self.version
         for index, (row, token, log_prob) in enumerate(zip(rows, tokens.tolist(), chosen, strict=True)):
@@ -172,6 +176,13 @@ class ExactEngine:
             if generated.ended or len(generated.tokens) == row.room:
                 over.append(index)
         return over
+
+    def _record(self, allowed: Tensor, rows: Sequence[_Row]) -> None:
+        """Adds the set of each row's next token, bool [n, V]."""
+        sizes, ids = allowed.sum(-1).tolist(), allowed.nonzero()[:, 1].int().cpu()
+        for row, size, of_row in zip(rows, sizes, ids.split(sizes), strict=True):
+            row.generated.support_sizes.append(size)
+            row.generated.support_ids.frombytes(of_row.numpy().tobytes())
 
     def _completes_stop(self, tokens: list[int], stop: list[str]) -> bool:
         """Returns whether the last token completes a stop string."""

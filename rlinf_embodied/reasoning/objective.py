@@ -107,11 +107,16 @@ def _tables(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, width:
 
 def _join(parts: Sequence[TokenBatch]) -> TokenBatch:
     given = [torch.zeros_like(part.mask) if part.given is None else part.given for part in parts]
+    sizes = [
+        torch.zeros_like(part.mask, dtype=torch.int32) if part.support is None else part.support[0] for part in parts
+    ]
+    ids = [part.support[1] for part in parts if part.support is not None]
     return TokenBatch(
         _stacked([part.tokens for part in parts], max(part.tokens.shape[1] for part in parts)),
         torch.cat([part.prompt_lengths for part in parts]),
         torch.cat([part.lengths for part in parts]),
         None if all(part.given is None for part in parts) else _stacked(given, max(table.shape[1] for table in given)),
+        (_stacked(sizes, max(table.shape[1] for table in sizes)), torch.cat(ids)) if ids else None,
     )
 
 

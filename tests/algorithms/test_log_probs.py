@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 
 import pytest
 import torch
@@ -89,6 +90,27 @@ def test_what_may_be_sampled_is_what_transformers_leaves(top_k, top_p, min_p):
     assert torch.equal(found, expected)
     assert (found > -math.inf).any(-1).all()
     assert P.truncated(scores, 0, 1.0, 0.0) is scores
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_log_probs_and_entropy_over_recorded_sets_are_those_of_the_restricted_distribution(chunk):
+    draw = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(5, 7, generator=draw)).requires_grad_()
+    sets, tokens = [[0, 2, 6], [], [4], [1, 2, 3, 5], []], torch.tensor([2, 3, 4, 5, 0])
+    support = torch.tensor([*map(len, sets)], dtype=torch.int32), torch.tensor([*chain(*sets)], dtype=torch.int32)
+    found = P.chunked_log_probs_and_entropy(lambda hidden: hidden, logits, tokens, 0.6, chunk, support=support)
+    kept = [logits[n, of_token or range(7)] for n, of_token in enumerate(sets)]
+    references = [torch.distributions.Categorical(logits=values / 0.6) for values in kept]
+    places = [(of_token or [*range(7)]).index(token) for of_token, token in zip(sets, tokens.tolist(), strict=True)]
+    expected = (
+        torch.stack([one.log_prob(torch.tensor(place)) for one, place in zip(references, places, strict=True)]),
+        torch.stack([one.entropy() for one in references]),
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one is not None
+        gradients = [torch.autograd.grad(values.sin().sum(), logits, retain_graph=True)[0] for values in (one, other)]
+        torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

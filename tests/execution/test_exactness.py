@@ -167,6 +167,10 @@ VARIANTS: dict[str, Variant] = {
     "math, sequences": math(["algorithm.loss_level=sequence"], compared=["pipelined on 4, by blocks"]),
     "math, several steps": math(TWO_STEPS, compared=["hybrid on 2"]),
     "math, reference": math(["algorithm.kl_coef=0.1"], compared=["pipelined on 2, by blocks"]),
+    "math, restricted sampling": math(
+        ["generation.top_p=0.9", "generation.min_p=0.02", "algorithm.kl_coef=0.1", *TWO_STEPS],
+        compared=["unlike splits"],
+    ),
     "math, rloo": math(["algorithm=rloo", *TWO_STEPS], compared=["disaggregated on 2"]),
     "math, dapo": math(DAPO, compared=["disaggregated on 4"], iterations=3),
     "math, ppo": math(PPO, compared=["collocated on 2, switching"], iterations=3),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -275,9 +276,13 @@ def test_log_probs_and_entropy_are_those_of_each_row_alone(architecture):
     assert torch.equal(found.log_probs != 0, batch.mask)
 
 
+@pytest.mark.parametrize("support", [False, True], ids=["all tokens", "restricted"])
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "gemma3", "windowed"])
-def test_packed_rows_have_the_log_probs_of_single_ones(architecture):
+def test_packed_rows_have_the_log_probs_of_single_ones(architecture, support):
     policy, batch = language_model(architecture), ragged_batch()
+    if support:  # each token, and the next one of the vocabulary
+        pairs = [(token, 1 + token % 24) for row in batch.completions() for token in row]
+        batch = replace(batch, support=(2 * batch.mask.int(), torch.tensor(pairs, dtype=torch.int32).flatten()))
     packed = CausalLM(
         copy.deepcopy(policy.model), policy.codec, LanguagePolicyConfig(packing=True, checkpoint_activations=True)
     )
@@ -285,8 +290,7 @@ def test_packed_rows_have_the_log_probs_of_single_ones(architecture):
     assert not policy.packs
     found = packed.log_probs(batch, 0.7)
     for row, (start, end) in enumerate(zip(batch.prompt_lengths.tolist(), batch.lengths.tolist(), strict=True)):
-        single = TokenBatch(batch.tokens[row : row + 1, :end], *(torch.tensor([n]) for n in (start, end)))
-        alone = policy.log_probs(single, 0.7)
+        alone = policy.log_probs(batch.select([row]), 0.7)
         rounding = 1e-5 if architecture == "windowed" else 1e-6  # both attend by a mask, over unlike numbers of rows
         assert (found.log_probs[row, : end - start] - alone.log_probs[0]).abs().max() < rounding
         assert not found.log_probs[row, end - start :].any()

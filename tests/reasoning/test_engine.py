@@ -251,8 +251,10 @@ def test_free_episodes_say_what_they_say_turn_by_turn(policies) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_long_episodes_are_carried_over_and_none_is_lost(policies, late) -> None:
-    config = free_config("episodes.carried=0.5", "episodes.max_behind=1", f"episodes.drop_late={late}")
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_long_episodes_are_carried_over_and_none_is_lost(policies, late, top_p) -> None:
+    limits = "episodes.max_behind=1", f"episodes.drop_late={late}", f"generation.top_p={top_p}"
+    config = free_config("episodes.carried=0.5", *limits)
     engine = ExactEngine(policies[0])
     free = EpisodeRunner(config, policies[0].codec, engine)
     seen: list[int] = []
@@ -267,6 +269,9 @@ def test_long_episodes_are_carried_over_and_none_is_lost(policies, late) -> None
         if made.versions is not None:
             behind = max(behind, iteration - int(made.versions[made.rows.mask].min()))
             assert int(made.versions.max()) <= iteration
+            log_probs = [all_log_probs(one, made.rows, 1.0, 4096) for one in policies]
+            expected = torch.where(made.versions % 2 == 0, *log_probs)
+            torch.testing.assert_close(made.log_probs, expected, atol=2e-5, rtol=0)
     assert len(seen) == len(set(seen)) == 16
     assert set(seen) <= set(range(18))
     assert behind == 1

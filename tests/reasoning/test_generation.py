@@ -10,7 +10,7 @@ from language_models import language_model
 from transformers import GenerationConfig as GreedyConfig
 
 from policies.causal_lm import CausalLM
-from rlinf_embodied.algorithms.log_probs import sample_tokens
+from rlinf_embodied.algorithms.log_probs import log_softmax, sample_tokens, truncated
 from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings
 from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
@@ -152,23 +152,51 @@ def test_special_tokens_within_a_stop_string_do_not_hide_it():
 
 
 # -------------------------------------------------------------------------------------------------- against training
-def recorded_and_trained(
-    policy, length: int, temperature: float = 1.0, top_k: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    changes = {"max_new_tokens": length, "temperature": temperature, "top_k": top_k}
-    rows = run(policy, sampled(BLOCK, **changes, max_num_seqs=6))
-    prompts = [prompt.tokens for prompt in BLOCK.prompts]
-    batch = TokenBatch.of(prompts, [row.tokens for row in rows])
-    trained = all_log_probs(policy, batch, temperature, token_budget=100)
+def batch_of(rows: list[Generated], block: GenerationBlock = BLOCK) -> TokenBatch:
+    supports = [row.support_sizes for row in rows], [row.support_ids for row in rows]
+    return TokenBatch.of([p.tokens for p in block.prompts], [row.tokens for row in rows], None, *supports)
+
+
+def recorded_and_trained(policy, length: int, temperature: float = 1.0, **restrictions) -> tuple[torch.Tensor, ...]:
+    rows = run(policy, sampled(BLOCK, max_new_tokens=length, temperature=temperature, **restrictions, max_num_seqs=6))
+    trained = all_log_probs(policy, batch_of(rows), temperature, token_budget=100)
     return padded([row.log_probs for row in rows], torch.float32), trained
 
 
-@pytest.mark.parametrize(("temperature", "top_k"), [(0.7, 0), (1.0, 0), (1.0, 2)])
-def test_recorded_log_probs_are_those_of_training_at_the_same_weights(temperature, top_k):
+RESTRICTIONS = [{"top_k": 4}, {"top_p": 0.7}, {"min_p": 0.3}, {"top_k": 9, "top_p": 0.9, "min_p": 0.05}]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("restrictions", [{}, *RESTRICTIONS], ids="+".join)
+def test_recorded_log_probs_are_those_of_training_at_the_same_weights(temperature, restrictions):
     policy = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
-    recorded, trained = recorded_and_trained(policy, 30, temperature, top_k)
+    recorded, trained = recorded_and_trained(policy, 30, temperature, **restrictions)
     assert trained.abs().max() > 1
     assert (recorded - trained).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("restrictions", RESTRICTIONS, ids="+".join)
+def test_the_tokens_that_could_have_been_sampled_are_recorded(restrictions):
+    policy = CausalLM.from_config(LanguagePolicyConfig(), None, 1)
+    block = sampled(BLOCK, max_num_seqs=6, **restrictions)
+    limits = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | restrictions
+    for row, prompt in zip(run(policy, block), block.prompts, strict=True):
+        with torch.no_grad():
+            logits = policy.model(input_ids=torch.tensor([[*prompt.tokens, *row.tokens[:-1]]])).logits[0].clone()
+        logits[:, policy.spec.pad_id] = -torch.inf
+        left = truncated(log_softmax(logits[len(prompt.tokens) - 1 :], 1.0), **limits).isfinite()
+        assert row.support_sizes == left.sum(1).tolist()
+        assert row.support_ids.tolist() == left.nonzero()[:, 1].tolist()
+        assert left.gather(1, torch.tensor(row.tokens)[:, None]).all()
+
+
+@pytest.mark.parametrize(
+    "block", [BLOCK, sampled(BLOCK, top_k=5, greedy=True), replace(sampled(BLOCK, top_k=5), records_support=False)]
+)
+def test_sampling_without_restriction_greedy_choices_and_evaluation_record_no_alternatives(block):
+    rows = run(CausalLM.from_config(LanguagePolicyConfig(), None, 1), block)
+    assert not any(row.support_sizes or row.support_ids for row in rows)
+    assert batch_of(rows).support is None
 
 
 def test_generation_sees_new_weights_and_adapters():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,15 +18,25 @@ from runs import learned
 from torch import Tensor
 
 from policies.causal_lm import CausalLM
-from rlinf_embodied.algorithms.policy_losses import Clipped
+from rlinf_embodied.algorithms.policy_losses import Clipped, SequenceClipped
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import LanguagePolicyConfig, LossLevel, RatioLevel, ReasoningAlgorithmConfig
+from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import block_sums
 from rlinf_embodied.reasoning import actor_stage
-from rlinf_embodied.reasoning.batch import LogProbs, Rewards, all_log_probs, dynamic_batches
+from rlinf_embodied.reasoning.batch import (
+    GenerationBlock,
+    LogProbs,
+    Prompt,
+    Rewards,
+    all_log_probs,
+    dynamic_batches,
+)
+from rlinf_embodied.reasoning.engine import generate
+from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.reward_stage import RewardStage
@@ -42,11 +54,21 @@ def policy() -> CausalLM:
     )
 
 
-def rows_of(policy: CausalLM, old_log_probs: bool = True) -> TrainingRows:
+def restricted(sequences: TokenBatch, draw: torch.Generator) -> TokenBatch:
+    """Sets of up to eight tokens that hold the sampled one; every third token was not restricted."""
+    others = lambda: torch.randint(1, 25, (7,), generator=draw).tolist()  # noqa: E731
+    sets = [[{token, *others()} if t % 3 else set() for t, token in enumerate(row)] for row in sequences.completions()]
+    ids = [array("i", itertools.chain(*map(sorted, row))) for row in sets]
+    made = TokenBatch.of([[0]] * len(sets), sequences.completions(), None, [[*map(len, row)] for row in sets], ids)
+    return replace(sequences, support=made.support)
+
+
+def rows_of(policy: CausalLM, old_log_probs: bool = True, support: bool = False) -> TrainingRows:
     """Six completions whose log-probs under older weights, generation and reference lie on both sides."""
     draw = torch.Generator().manual_seed(0)
     tokens = lambda n: tuple(torch.randint(1, 25, (n,), generator=draw).tolist())  # noqa: E731
     sequences = TokenBatch.of([*map(tokens, PROMPTS)], [*map(tokens, COMPLETIONS)])
+    sequences = restricted(sequences, draw) if support else sequences
     noise = lambda scale: scale * torch.randn(len(PROMPTS), LONGEST, generator=draw)  # noqa: E731
     now = all_log_probs(policy, sequences, TEMPERATURE, 1000)
     old = now + noise(0.3)
@@ -80,7 +102,10 @@ def found_sums(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorit
 
 def plain_loss(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorithmConfig) -> Tensor:
     """The mean loss, from the definitions: sequence by sequence without padding, token by token."""
-    sums, weights = [], 0.0
+    sums, weights, sets = [], 0.0, None
+    if rows.sequences.support is not None:
+        sizes, ids = rows.sequences.support
+        sets = iter(ids.long().split(sizes[sizes > 0].tolist()))
     for i, completion in enumerate(rows.sequences.completions()):
         start, end = int(rows.sequences.prompt_lengths[i]), int(rows.sequences.lengths[i])
         logits = policy.model(input_ids=rows.sequences.tokens[i : i + 1, :end]).logits[0]
@@ -89,6 +114,9 @@ def plain_loss(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorit
             if rows.sequences.given is not None and rows.sequences.given[i][t]:
                 continue  # a tool's
             scores = logits[start - 1 + t].double()[1:] / TEMPERATURE  # without <pad>, token 0
+            if sets is not None and rows.sequences.support[0][i, t]:
+                inside = next(sets) - 1
+                scores = torch.full_like(scores, -1e9).index_put((inside,), scores[inside])
             every = scores.log_softmax(0)
             log_prob, entropy = every[token - 1], -(every.exp() * every).sum()
             old = log_prob.detach() if rows.old_log_probs is None else rows.old_log_probs[i, t].double()
@@ -127,10 +155,11 @@ def gradient(loss: Tensor, policy: CausalLM) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------------------- loss
 @pytest.mark.parametrize("level", LossLevel)
+@pytest.mark.parametrize("support", [False, True], ids=["all tokens", "restricted"])
 @pytest.mark.parametrize(("old_log_probs", "budget"), [(True, 17), (False, 4096)], ids=["several steps", "one step"])
-def test_its_gradient_is_that_of_the_definition(policy, level, old_log_probs, budget):
+def test_its_gradient_is_that_of_the_definition(policy, level, old_log_probs, budget, support):
     algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=budget, **EVERYTHING)
-    rows = rows_of(policy, old_log_probs)
+    rows = rows_of(policy, old_log_probs, support)
     found, statistics = found_sums(policy, rows, algorithm)
     expected = gradient(plain_loss(policy, rows, algorithm), policy)
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
@@ -165,12 +194,49 @@ def test_metrics_are_means_over_tokens_if_a_ratio_stands_for_a_completion():
 @pytest.mark.parametrize("level", LossLevel)
 def test_what_a_tool_said_is_no_part_of_the_loss(policy, level):
     algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **EVERYTHING)
-    rows = rows_of(policy)
-    given = torch.tensor([[t % 3 == 1 and t < n - 1 for t in range(LONGEST)] for n in COMPLETIONS])
-    rows = replace(rows, sequences=replace(rows.sequences, given=given))
+    rows = rows_of(policy, support=True)
+    given = torch.tensor([[t % 3 == 0 and t < n - 1 for t in range(LONGEST)] for n in COMPLETIONS])
+    rows = replace(rows, sequences=replace(rows.sequences, given=given))  # of tokens without a set
     found, statistics = found_sums(policy, rows, algorithm)
     torch.testing.assert_close(found, gradient(plain_loss(policy, rows, algorithm), policy), atol=2e-6, rtol=1e-4)
     assert statistics["ratios"] == sum(COMPLETIONS) - int(given.sum()) < sum(COMPLETIONS)
+
+
+def test_the_expected_gradient_of_restricted_samples_is_that_of_the_restricted_policy(policy):
+    """Over all completions of two tokens that top_k=3 leaves: E[ratio A] has the gradient of sum pi(x) A(x)."""
+    prompts = tuple(Prompt(1, (5, 9, 3), sample) for sample in range(400))
+    sampling = GenerationConfig(max_new_tokens=2, temperature=TEMPERATURE, top_k=3)
+    generated = generate(ExactEngine(policy), GenerationBlock(prompts, sampling, 0, 0))
+    distinct = list({tuple(row.tokens): row for row in generated}.values())
+    probabilities = torch.tensor([math.exp(sum(row.log_probs)) for row in distinct])
+    assert (len(distinct), float(probabilities.sum())) == (9, pytest.approx(1, abs=1e-6))
+    advantages = torch.randn(9, generator=torch.Generator().manual_seed(1))
+    columns = [[getattr(row, name) for row in distinct] for name in ("tokens", "support_sizes", "support_ids")]
+    sequences = TokenBatch.of([prompts[0].tokens] * 9, columns[0], None, *columns[1:])
+    old = torch.tensor([row.log_probs for row in distinct])
+    expected_advantages = (9 * probabilities * advantages)[:, None].expand(-1, 2)  # a mean over nine rows
+    rows = TrainingRows(sequences, old, expected_advantages, num_trained=9, num_groups=1, old_log_probs=old)
+    unclipped = {"clip_low": 1.0, "clip_high": 1e3, "tis_cap": None}
+    algorithm = ReasoningAlgorithmConfig(loss_level=LossLevel.sequence, loss=SequenceClipped(), **unclipped)
+    changed = CausalLM(copy.deepcopy(policy.model), policy.codec)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
+    objective = Objective(changed, algorithm, TEMPERATURE, 2, {})
+    passes = objective.passes(0, rows, torch.arange(9), "cpu")
+    size = sum(p.numel() for p in changed.parameters())
+    total = block_sums(passes, changed.parameters(), len(STATISTICS))
+    value = torch.zeros((), dtype=torch.float64)
+    for row, advantage in zip(distinct, advantages.double(), strict=True):
+        logits = changed.model(input_ids=torch.tensor([[5, 9, 3, *row.tokens]])).logits[0, 2:4].double() / TEMPERATURE
+        first, second = row.support_ids[:3].tolist(), row.support_ids[3:].tolist()
+        log_prob = logits[0, first].log_softmax(0)[first.index(row.tokens[0])]
+        log_prob = log_prob + logits[1, second].log_softmax(0)[second.index(row.tokens[1])]
+        value = value + log_prob.exp() * advantage
+    expected = gradient(-value, changed)
+    assert (all_log_probs(changed, sequences, TEMPERATURE, 99) - old).abs().max() > 0.05
+    torch.testing.assert_close(total[:size] / total[size], expected.float(), atol=2e-6, rtol=1e-4)
+    assert expected.abs().max() > 1e-2
 
 
 @pytest.mark.parametrize(("level", "options"), [(level, {}) for level in LossLevel] + [("token", EVERYTHING)])
@@ -317,7 +383,10 @@ def test_a_sequence_longer_than_the_budget_is_named():
 
 
 # ------------------------------------------------------------------------------------------------------------ balance
-@pytest.mark.parametrize("overrides", [[], ["algorithm.kl_coef=0.1", "policy.lora.rank=4", *TWO_STEPS]])
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["algorithm.kl_coef=0.1", "policy.lora.rank=4", *TWO_STEPS], ["generation.top_p=0.9", *TWO_STEPS]],
+)
 def test_blocks_that_change_their_workers_change_no_bit(monkeypatch, overrides):
     monkeypatch.setattr(actor_stage, "balanced_owners", lambda loads, owners: [*owners[1:], owners[0]])
     config = tiny_math("algorithm.drop_zero_variance_groups=false", *overrides)
