@@ -40,10 +40,11 @@ from rlinf_embodied.workflow.graph import Workflow
 ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 5  # of the method of measurement
+_VERSION = 6  # of the method of measurement
 _REPETITIONS = 5  # more if the seconds vary
+_LONG_TAILED = 3  # at least, even beyond the budget, if few long episodes decide the seconds of an iteration
 _UNCERTAIN = 0.05  # standard error of the mean seconds, relative to it, up to which no more repetitions are run
-_PATIENCE = 8  # multiple of the budget that probes may take until their shortened runs represent whole ones
+_PATIENCE = 8  # multiple of the budget that probes may take until their runs represent whole or typical ones
 _LONGEST = 20  # multiple of the budget that all probes may take; later ones are built to measure memory, but not run
 _WARM_STEPS = 2  # chunk-steps of the first iterations
 
@@ -331,10 +332,8 @@ class Effort:
         iterations = [first] if is_long and not self._loops else []
         run = probes.shortened(probe.workflow, self._chunk_steps)
         share_s = self._budget_s * probe.most_blocks / sum(self._blocks)
-        while not iterations or (
-            (len(iterations) < _REPETITIONS or _vary([each.seconds for each in iterations[1:]]))
-            and sum(each.seconds for each in iterations) + iterations[-1].seconds < share_s
-        ):
+        least = _LONG_TAILED if any(spec.at_once for spec in probe.workflow.stages.values()) else 1
+        while not iterations or _repeats([each.seconds for each in iterations], share_s, least):
             iterations.append(iterate(run, number + len(iterations), not iterations))
         self._spent_s += time.perf_counter() - start
         return iterations[1:] or iterations, short  # the recorded first one is slower
@@ -348,6 +347,13 @@ class Effort:
         return max(_WARM_STEPS, min(most, max(int(steps), min(least, int(_PATIENCE * steps)))))
 
 
+def _repeats(seconds: Sequence[float], budget_s: float, least: int) -> bool:
+    """Returns whether another repetition fits into the budget while the mean of those after the first is uncertain."""
+    number, all_s = len(seconds), sum(seconds) + seconds[-1]
+    if number < least and all_s < _PATIENCE * budget_s:
+        return True
+    return all_s < budget_s and (number < _REPETITIONS or _vary(seconds[1:]))
+
+
 def _vary(seconds: Sequence[float]) -> bool:
-    """Returns whether the mean of repetitions is still uncertain."""
     return statistics.stdev(seconds) > _UNCERTAIN * statistics.mean(seconds) * len(seconds) ** 0.5

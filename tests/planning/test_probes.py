@@ -240,6 +240,15 @@ def test_iterations_are_repeated_until_their_mean_is_certain_or_the_budget_is_sp
     assert len(kept) + 1 == count
 
 
+@pytest.mark.parametrize(("at_once", "seconds", "count"), [(True, 7.0, 3), (True, 60.0, 1), (False, 7.0, 1)])
+def test_iterations_with_long_tails_are_repeated_beyond_the_budget_unless_they_take_very_long(at_once, seconds, count):
+    probe, numbers = on(chain(a=StageSpec("a", "fakes.a", None, at_once=at_once)), 1), []
+    iterate = lambda run, number, record: numbers.append(number) or Iteration(run, [], seconds)  # noqa: E731
+    kept, _ = Effort(probe.workflow, [probe], 6.0).measure(probe, iterate)
+    assert numbers == [*range(count)]  # with other problems in each
+    assert len(kept) == max(1, count - 1)
+
+
 def test_data_of_the_steps_that_were_left_out_takes_memory_too() -> None:
     measured = measurements(working={(2, 1): 1.0})
     measured.chunk_steps, measured.edge_bytes_per_item = 5, {("env", "actor"): 8.0, ("env", "policy"): 100.0}
