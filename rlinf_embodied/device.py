@@ -10,6 +10,7 @@ A process that works without torch (a worker that only sleeps) may ask for the k
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -39,6 +40,14 @@ def peak_flop_per_s(device: str) -> float | None:
 
     name = torch.cuda.get_device_name(device) if kind_of(device) == "cuda" else ""
     return next((peak for part, peak in _PEAKS.items() if part in name), None)
+
+
+def name_of(device: str) -> str:
+    """Returns the name by which other processes see a device: for CUDA_VISIBLE_DEVICES, or torch's of another kind."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if kind_of(device) != "cuda":
+        return device
+    return visible.split(",")[_index(device)] if visible else str(_index(device))
 
 
 def is_accelerator(device: str) -> bool:

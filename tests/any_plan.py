@@ -18,7 +18,7 @@ from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.notation import to_text
-from rlinf_embodied.planning.plan import Item, Place, Plan, collocated, in_order, sorted_pairs
+from rlinf_embodied.planning.plan import Item, Place, Plan, collocated, in_order, sorted_pairs, with_lent
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
@@ -130,6 +130,12 @@ def rollouts() -> Workflow:
     stages = {name: fake(name, number, name == "actor", ends) for number, name in enumerate(("env", "policy", "actor"))}
     edges = (Edge("policy", "actor"), Edge("env", "actor"))
     return Workflow("fake", 4, stages, edges, (WeightEdge(*ends),), {"rollout": Loop("rollout", "env", "policy", 3)})
+
+
+def with_several_devices(workflow: Workflow, draw: random.Random) -> Workflow:
+    """Workers of about half of the stages have two devices."""
+    stages = {n: replace(s, devices_per_worker=draw.choice((1, 2))) for n, s in workflow.stages.items()}
+    return replace(workflow, stages=stages)
 
 
 def decide(rounds: Sequence[Sequence[object]]) -> RepeatDecision:
@@ -246,6 +252,12 @@ def _random_order(workflow: Workflow, draw: random.Random) -> list[tuple[str, ..
 
 
 def _random_place(workflow: Workflow, stage: str, num_devices: int, chunks: int, draw: random.Random) -> Place:
+    place = _random_workers(workflow, stage, num_devices // workflow.stages[stage].devices_per_worker, chunks, draw)
+    each = workflow.stages[stage].devices_per_worker
+    return replace(place, devices=with_lent([each * worker for worker in place.devices], each))
+
+
+def _random_workers(workflow: Workflow, stage: str, num_devices: int, chunks: int, draw: random.Random) -> Place:
     batch = workflow.stages[stage].blocks_per_batch
     unit = batch if batch > 1 else chunks
     units = workflow.num_blocks // unit

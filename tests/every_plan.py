@@ -98,9 +98,11 @@ class Enumeration:
 
     def _all_places(self, stage: str, chunks: int) -> Iterator[Place]:
         devices = [d for d in range(self.pricer.cluster.num_devices) if self.pricer.runs_on(stage, d)]
-        units = self.work.num_blocks // chunks
-        for size in range(1, min(len(devices), units) + 1):
-            for chosen in itertools.combinations(devices, size):
+        units, each = self.work.num_blocks // chunks, self.work.stages[stage].devices_per_worker
+        workers = devices[::each]  # those that can run it are complete groups
+        for size in range(1, min(len(workers), units) + 1):
+            for chosen in itertools.combinations(workers, size):
+                chosen = tuple(d + k for d in chosen for k in range(each))
                 yield Place(stage, chosen)
                 for ends in itertools.combinations(range(1, units), size - 1) if size > 1 else ():
                     sizes = (b - a for a, b in itertools.pairwise((0, *ends, units)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -44,7 +44,7 @@ class EmulatedEngine:
     median: ClassVar[float] = 20.0  # tokens of a turn
     spread: ClassVar[float] = 0.5  # standard deviation of their logarithm
 
-    def __init__(self, config: MathConfig, policy: LanguagePolicy, version: int) -> None:
+    def __init__(self, config: MathConfig, policy: LanguagePolicy, version: int, devices: Sequence[str]) -> None:
         self.version = version
         self._max_num_seqs = config.generation.max_num_seqs
         self._eos = policy.spec.eos_ids[0]

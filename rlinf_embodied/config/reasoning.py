@@ -30,10 +30,17 @@ class GenerationConfig:
     rows_per_batch: int = 128  # largest decoding batch in completions: consecutive blocks, in one worker
     max_num_seqs: int = 128  # sequences that decode at once; the next one starts as soon as one has ended
     engine: str = "exact"  # exact (reasoning/generation.py), vllm, or the dotted path of an Engine
+    tensor_parallel_size: int = 1  # devices of one node that each engine computes on together; the plan places them
     engine_options: dict[str, Any] = field(default_factory=dict)  # vLLM's EngineArgs: {gpu_memory_utilization: 0.4}
 
     def __post_init__(self) -> None:
-        require_numbers(self, "generation", "max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs", low=1)
+        counts = ("max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs", "tensor_parallel_size")
+        require_numbers(self, "generation", *counts, low=1)
+        size, rule = self.tensor_parallel_size, "the exact engine computes on one device"
+        require(size == 1 or self.engine != "exact", "generation.tensor_parallel_size", size, rule, "use engine=vllm")
+        rule, action = "the plan has to know it", "use generation.tensor_parallel_size"
+        given = self.engine_options.get("tensor_parallel_size")
+        require(given is None, "generation.engine_options.tensor_parallel_size", given, rule, action)
         require_numbers(self, "generation", "temperature", low=0, above=True)  # evaluation is greedy by itself
         require_numbers(self, "generation", "top_k")
         require_numbers(self, "generation", "top_p", above=True, high=1)

@@ -69,7 +69,7 @@ class Ahead:
     def run(self, step_context: StepContext, follow: Follow) -> IterationResult:
         """Runs an iteration's back, and the fronts that may run ahead of it; see Executor.run."""
         executor, number = self._executor, step_context.iteration
-        hosts = [{worker for stage in part for worker in executor.workers(stage)} for part in (self.front, self.back)]
+        hosts = [executor.devices_of(part) for part in (self.front, self.back)]
         disjoint = not hosts[0] & hosts[1]
         if self._pending:
             self._begin_again(step_context, follow)

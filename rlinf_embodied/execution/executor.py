@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -49,8 +50,17 @@ class Executor:
         self.facts: dict[str, list[object]] = {}
         start = time.time()
         for name in workflow.order():
-            self.facts[name] = session.add_stage(workflow.stages[name], self._hosts.contexts(name))
+            self.facts[name] = self._build(name)
         self.setup_s = time.time() - start  # includes the start of the workers
+
+    def _build(self, name: str) -> list[object]:
+        """Builds a stage; its workers get the names of the devices that are lent to them."""
+        spec, contexts = self.workflow.stages[name], self._hosts.contexts(name)
+        lending = [lent for context in contexts for lent in self._hosts.lending(name, context)]
+        if lending:
+            names = iter(of_type(self._session.add_stage(replace(spec, target=spec.lent), lending), str))
+            contexts = [replace(c, lent=tuple(islice(names, spec.devices_per_worker - 1))) for c in contexts]
+        return self._session.add_stage(spec, contexts)
 
     @classmethod
     def on_all_devices(cls, workflow: Workflow, session: Session, cluster: Cluster) -> Executor:
@@ -62,6 +72,10 @@ class Executor:
     def workers(self, stage: str) -> list[int]:
         """Returns the workers that host a stage, in the order of its group's ranks."""
         return list(self._hosts.blocks[stage])
+
+    def devices_of(self, stages: Sequence[str]) -> set[int]:
+        """Returns the devices that these stages use."""
+        return {device for stage in stages for on in self._hosts.devices_of(stage).values() for device in on}
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run(self, step_context: StepContext, follow: Follow = _FOLLOW) -> IterationResult:
@@ -102,11 +116,36 @@ class Executor:
     def _run_steps(self, steps: Sequence[Step], state: Iteration) -> None:
         for step in steps:
             loop = self.workflow.loop_of(step.stages[0])
+            self._borrow(step.stages, state)
             if loop is None:
                 self._leaf(step, state)
             else:
                 self._enter(loop.sides, state)
                 self._loops.run(loop, step.shards, state)
+            self._give_back(step.stages, state)
+
+    def _borrow(self, stages: Sequence[str], state: Iteration) -> None:
+        """Makes workers with several devices wait until the earlier calls on those have ended."""
+        for stage, worker, lent in self._lent(stages):
+            ready = [self._reserve(stage, device, [], state) for device in lent]
+            self._reserve(stage, worker, ready, state)
+
+    def _give_back(self, stages: Sequence[str], state: Iteration) -> None:
+        """Makes the devices that are lent to workers wait for the calls of these."""
+        for stage, worker, lent in self._lent(stages):
+            done = self._reserve(stage, worker, [], state)
+            for device in lent:
+                self._reserve(stage, device, [done], state)
+
+    def _lent(self, stages: Sequence[str]) -> list[tuple[str, int, range]]:
+        several = [stage for stage in stages if self.workflow.stages[stage].devices_per_worker > 1]
+        return [(stage, worker, on[1:]) for stage in several for worker, on in self._hosts.devices_of(stage).items()]
+
+    def _reserve(self, stage: str, worker: int, after: Sequence[Ref], state: Iteration) -> Ref:
+        """Submits a call without work that waits for others; returns its receipt."""
+        ((receipt,),) = self._session.submit([(worker, Call(stage, "enter", state.step_context), after)])
+        state.timings.append(receipt)
+        return receipt
 
     def _run_rounds(self, repeat: Repeat, state: Iteration) -> None:
         """Runs the repeated stages round by round, each on its own data; later stages get the data of all rounds."""

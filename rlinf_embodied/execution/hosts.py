@@ -7,8 +7,10 @@ object store of a node, packed as numpy, and from there to the stores of other n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.runtime.host import StageContext
 from rlinf_embodied.workflow.graph import Workflow
@@ -36,6 +38,7 @@ class Hosts:
             for block, worker in enumerate(owners):
                 blocks[worker].append(block)
             self.blocks[stage] = {worker: tuple(owned) for worker, owned in blocks.items()}
+        self._require_nodes()
         self.fused = {name for name, loop in workflow.loops.items() if plan.is_fused(loop, workflow)}  # one call each
         self.stays = {stage: self._staying(stage) for stage in workflow.stages}  # blocks that do not leave their worker
         read = {edge.source for edge in workflow.edges}
@@ -48,6 +51,19 @@ class Hosts:
         consumers = [self.owners[edge.target] for edge in self._workflow.edges if edge.source == stage]
         owners: Sequence[int] = self.owners[stage] if consumers else ()
         return frozenset(b for b, owner in enumerate(owners) if all(targets[b] == owner for targets in consumers))
+
+    def _require_nodes(self) -> None:
+        for stage in self.blocks:
+            for devices in self.devices_of(stage).values():
+                if len({self._cluster.place_of(device).node for device in devices}) > 1:
+                    raise PlanError(
+                        f"plan {self._plan.name} gives a worker of {stage} the devices {[*devices]}, which are on "
+                        "different nodes: use devices of one node, or a number for each worker that divides a node's"
+                    )
+
+    def devices_of(self, stage: str) -> dict[int, range]:
+        """Returns the devices of each worker of a stage: its own, and those lent to it."""
+        return {worker: self._workflow.stages[stage].devices_of(worker) for worker in self.blocks[stage]}
 
     def switching(self, stage: str) -> list[int]:
         """Returns the workers of a stage that also host a stage which excludes it from the device's memory."""
@@ -71,5 +87,14 @@ class Hosts:
             for worker, blocks in self.blocks[name].items()
         ]
 
-    def _excluded(self, stage: str, worker: int) -> frozenset[str]:
-        return frozenset(other for other in self._exclusive[stage] if worker in self.blocks[other])
+    def lending(self, name: str, context: StageContext) -> list[StageContext]:
+        """Returns the contexts of the devices that are lent to a worker, given its own."""
+        return [
+            replace(context, worker=d, device=self._cluster.torch_device(d), exclusive=self._excluded(name, d))
+            for d in self.devices_of(name)[context.worker][1:]
+        ]
+
+    def _excluded(self, stage: str, device: int) -> frozenset[str]:
+        """Returns the stages that use a device and exclude this one from its memory."""
+        first = {o: device - device % self._workflow.stages[o].devices_per_worker for o in self._exclusive[stage]}
+        return frozenset(other for other, worker in first.items() if worker in self.blocks[other])

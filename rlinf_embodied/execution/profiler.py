@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import platform
@@ -323,18 +324,19 @@ class Effort:
         """
         if self._spent_s > _LONGEST * self._budget_s:
             return [], None
-        number, start, short = probe.workflow.typical_iteration, time.perf_counter(), None
+        numbers = itertools.count(max(1, probe.workflow.typical_iteration))  # never twice: versions of weights follow
+        start, short = time.perf_counter(), None
         first = iterate(probes.shortened(probe.workflow, _WARM_STEPS), 0, not self._loops)
         is_long = first.seconds > self._budget_s
         if self._loops and not is_long:
-            short = iterate(first.run, number, False)  # without the lazy initialisation of the first one
+            short = iterate(first.run, next(numbers), False)  # without the lazy initialisation of the first one
         self._chunk_steps = self._chunk_steps or self._affordable_steps((short or first).seconds)
         iterations = [first] if is_long and not self._loops else []
         run = probes.shortened(probe.workflow, self._chunk_steps)
         share_s = self._budget_s * probe.most_blocks / sum(self._blocks)
         least = _LONG_TAILED if any(spec.at_once for spec in probe.workflow.stages.values()) else 1
         while not iterations or _repeats([each.seconds for each in iterations], share_s, least):
-            iterations.append(iterate(run, number + len(iterations), not iterations))
+            iterations.append(iterate(run, next(numbers), not iterations))
         self._spent_s += time.perf_counter() - start
         return iterations[1:] or iterations, short  # the recorded first one is slower
 

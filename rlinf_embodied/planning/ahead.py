@@ -60,7 +60,7 @@ class _Runs:
         self._back = [step for step in steps if back.intersection(step.stages)]
         self.clocks = times.clocks(plan)
         stages = ({stage for step in steps for stage in step.stages} for steps in (self._front, self._back))
-        front, back = ({host for s in some for host in self.clocks.layouts[s].hosts} for some in stages)
+        front, back = ({host for s in some for host in self.clocks.layouts[s].occupied} for some in stages)
         self._share = bool(front & back)
         self._ahead: deque[dict[str, list[float]]] = deque()
         self._begin_s = self._end_s = 0.0

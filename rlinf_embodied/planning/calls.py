@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlinf_embodied.planning.plan import Item, Place, fused, owners
+from rlinf_embodied.planning.plan import Item, Place, fused, leading, owners, with_lent
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -25,6 +25,7 @@ class Layout:
     call_of: tuple[int, ...]  # by block: the call that processes it
     place_of: tuple[int, ...]  # by block: its position among the blocks of that call
     hosts: tuple[int, ...]  # devices with any block, ascending
+    occupied: tuple[int, ...]  # the same and those lent to them
 
 
 class Layouts:
@@ -38,19 +39,21 @@ class Layouts:
         """Returns the calls of a stage: for each of `parts` chunks, or shards of a loop."""
         key = (place, -parts if shards else parts)
         if key not in self._known:
-            blocks, batch = self._workflow.num_blocks, self._workflow.stages[place.stage].blocks_per_batch
+            blocks, spec = self._workflow.num_blocks, self._workflow.stages[place.stage]
             size = blocks if shards else blocks // parts
             cut = [range(k, blocks, parts) if shards else range(k * size, (k + 1) * size) for k in range(parts)]
-            self._known[key] = _layout(cut, owners(place, blocks, size, batch))
+            owner = owners(leading(place, self._workflow), blocks, size, spec.blocks_per_batch)
+            self._known[key] = _layout(cut, owner, spec.devices_per_worker)
         return self._known[key]
 
     def of_item(self, item: Item) -> list[tuple[Place, Layout]]:
         loop = self._workflow.loop_of(item.places[0].stage)
-        parts = item.chunks if loop is None else 1 if fused(item.places, self._workflow.num_blocks) else item.shards
+        places = tuple(leading(place, self._workflow) for place in item.places)
+        parts = item.chunks if loop is None else 1 if fused(places, self._workflow.num_blocks) else item.shards
         return [(place, self.of(place, parts, shards=loop is not None)) for place in item.places]
 
 
-def _layout(parts: list[range], owner: tuple[int, ...]) -> Layout:
+def _layout(parts: list[range], owner: tuple[int, ...], devices_per_worker: int) -> Layout:
     devices: list[int] = []
     sizes: list[int] = []
     groups: list[range] = []
@@ -65,9 +68,9 @@ def _layout(parts: list[range], owner: tuple[int, ...]) -> Layout:
             call_of[block], place_of[block] = len(devices) - 1, sizes[-1]
             sizes[-1] += 1
         groups.append(range(first, len(devices)))
-    return Layout(
-        tuple(devices), tuple(sizes), tuple(groups), tuple(call_of), tuple(place_of), tuple(sorted(set(owner)))
-    )
+    hosts = tuple(sorted(set(owner)))
+    occupied = with_lent(hosts, devices_per_worker)
+    return Layout(tuple(devices), tuple(sizes), tuple(groups), tuple(call_of), tuple(place_of), hosts, occupied)
 
 
 def links(source: Layout, target: Layout) -> list[dict[int, tuple[int, int]]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning.plan import Item, Place, Plan
+from rlinf_embodied.planning.plan import Item, Place, Plan, whole, with_lent
 from rlinf_embodied.workflow.graph import Workflow
 
 
@@ -82,19 +82,23 @@ def _problems_of_item(item: Item, workflow: Workflow) -> Iterator[str]:
 def _problems_of_place(place: Place, chunks: int, workflow: Workflow) -> Iterator[str]:
     stage, devices, blocks = place.stage, list(place.devices), list(place.blocks)
     most, batch = workflow.most_devices(stage, workflow.num_blocks // chunks), workflow.stages[stage].blocks_per_batch
+    each = workflow.stages[stage].devices_per_worker
     if not devices or len(set(devices)) < len(devices):
         yield f"gives {stage} the devices {devices}, but it needs each one once: correct the list"
     if len(devices) > most:
-        what = f"{most} blocks per call" if batch == 1 else f"{most} batches of {batch} blocks"
+        what = f"{most // each} blocks per call" if batch == 1 else f"{most // each} batches of {batch} blocks"
         few = f"gives {stage} {len(devices)} devices, but there are only {what}, so some get none"
         yield f"{few}: {workflow.more_blocks}, fewer chunks or fewer devices"
+    if place.devices != with_lent(whole(devices, each), each):
+        few = f"gives {stage} the devices {devices}, but each of its workers has {each} neighbouring ones"
+        yield f"{few}, the first a multiple of {each}: use such groups, for example 0-{each - 1}"
     if not blocks:
         return
     where = f"gives the devices of {stage} {blocks} blocks"
-    if len(blocks) != len(devices) or min(blocks) < 1 or sum(blocks) != workflow.num_blocks:
+    if len(blocks) * each != len(devices) or min(blocks) < 1 or sum(blocks) != workflow.num_blocks:
         yield (
-            f"{where}, but these are {len(devices)} devices, each with at least one, and {workflow.num_blocks} blocks "
-            "in all: make them add up, or leave them out for an even division"
+            f"{where}, but these are {len(devices) // each} workers, each with at least one, and {workflow.num_blocks} "
+            "blocks in all: make them add up, or leave them out for an even division"
         )
     unit = batch if batch > 1 else chunks
     if any(number % unit for number in blocks):

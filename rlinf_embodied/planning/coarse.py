@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
-from rlinf_embodied.planning.plan import Devices, Item, Place, Plan
+from rlinf_embodied.planning.plan import Devices, Item, Place, Plan, whole, with_lent
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -40,12 +40,17 @@ class Coarse:
 
     def _expanded(self, place: Place, chunks: int, work: Workflow) -> Place:
         most = work.most_devices(place.stage, work.num_blocks // chunks)
-        devices = tuple(device for unit in place.devices for device in self.members[unit])
-        if len(devices) > most:  # at a regular interval, so that each unit keeps its part
-            return Place(place.stage, tuple(devices[i * len(devices) // most] for i in range(most)))
-        batch = work.stages[place.stage].blocks_per_batch
-        each = [n * self.blocks // len(self.members[d]) for n, d in zip(place.blocks, place.devices, strict=False)]
-        blocks = tuple(n for n, d in zip(each, place.devices, strict=False) for _ in self.members[d])
+        spec = work.stages[place.stage]
+        each = spec.devices_per_worker
+        workers = whole(tuple(device for unit in place.devices for device in self.members[unit]), each)
+        most, devices = most // each, with_lent(workers, each)
+        if len(workers) > most:  # at a regular interval, so that each unit keeps its part
+            return Place(place.stage, with_lent((workers[i * len(workers) // most] for i in range(most)), each))
+        if each > 1:
+            return Place(place.stage, devices)
+        batch = spec.blocks_per_batch
+        of_units = [n * self.blocks // len(self.members[d]) for n, d in zip(place.blocks, place.devices, strict=False)]
+        blocks = tuple(n for n, d in zip(of_units, place.devices, strict=False) for _ in self.members[d])
         unit = batch if batch > 1 else chunks
         fits = sum(blocks) == work.num_blocks and not any(n % unit for n in blocks) and min(blocks) > 0
         return Place(place.stage, devices, blocks if fits else ())
@@ -57,13 +62,14 @@ def coarse(pricer: Pricer) -> Coarse | None:
     if cluster.num_devices <= MOST_DEVICES and work.num_blocks <= MOST_BLOCKS:
         return None
     sizes = [group.num_devices for group in pricer.groups]
-    size = 1
+    several = {name: spec.devices_per_worker for name, spec in work.stages.items() if spec.devices_per_worker > 1}
+    size = step = math.lcm(*several.values())  # units of whole workers
     while sum(-(-number // size) for number in sizes) > max(MOST_DEVICES, len(sizes)):
-        size += 1
+        size += step
     units = [max(1, number // size) for number in sizes]
     members = []
     for devices, number in zip(cluster.group_devices(), units, strict=True):
-        ends = [devices.start + len(devices) * i // number for i in range(number + 1)]
+        ends = [devices.start + step * (len(devices) // step * i // number) for i in range(number)] + [devices.stop]
         members += [tuple(range(a, b)) for a, b in itertools.pairwise(ends)]
     scale = cluster.num_devices / len(members)
     blocks = min(max(round(scale), -(-work.num_blocks // MOST_BLOCKS)), work.num_blocks)
@@ -72,10 +78,11 @@ def coarse(pricer: Pricer) -> Coarse | None:
     merged = replace(
         work,
         num_blocks=number,
-        stages={name: replace(spec, blocks_per_batch=batches[name]) for name, spec in work.stages.items()},
+        stages={n: replace(s, blocks_per_batch=batches[n], devices_per_worker=1) for n, s in work.stages.items()},
         items_per_block=max(1, round(work.items_per_block * blocks / scale)),
     )
     changed = pricer.with_(workflow=merged, cluster=_of_units(cluster, units), scale=pricer.scale * scale)
+    changed = changed.with_(devices_per_worker=several)
     return Coarse(changed, tuple(members), blocks)
 
 

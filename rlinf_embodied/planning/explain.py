@@ -212,9 +212,11 @@ def _require_devices(pricer: Pricer) -> None:
     for stage in pricer.workflow.stages:
         if not any(pricer.runs_on(stage, device) for device in range(pricer.cluster.num_devices)):
             kinds = ", ".join(sorted({group.kind for group in pricer.groups}))
+            each = pricer.workflow.stages[stage].devices_per_worker
             raise PlanError(
                 f"no plan of {pricer.workflow.name} runs on {pricer.cluster.name}: its devices ({kinds}) or their "
                 f"cores do not suit {stage}, or the profile has no time for them: profile {stage} there"
+                + (f", or use fewer than {each} devices for each of its workers" if each > 1 else "")
             )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A stage on its devices, with the number of blocks of each; (): as even as possible."""
+    """A stage on its devices, with the number of blocks of each worker; (): as even as possible."""
 
     stage: str
     devices: Devices
@@ -80,12 +80,12 @@ class Plan:
         return tuple(sorted({device for place in self.places().values() for device in place.devices}))
 
     def owners(self, stage: str, workflow: Workflow) -> Devices:
-        chunk = workflow.num_blocks // self.item_of(stage).chunks
-        return owners(self.places()[stage], workflow.num_blocks, chunk, workflow.stages[stage].blocks_per_batch)
+        place, chunk = leading(self.places()[stage], workflow), workflow.num_blocks // self.item_of(stage).chunks
+        return owners(place, workflow.num_blocks, chunk, workflow.stages[stage].blocks_per_batch)
 
     def is_fused(self, loop: Loop, workflow: Workflow) -> bool:
         """Returns whether a loop is one call per worker."""
-        return fused(tuple(self.places()[side] for side in loop.sides), workflow.num_blocks)
+        return fused(tuple(leading(self.places()[side], workflow) for side in loop.sides), workflow.num_blocks)
 
     def shards(self, stage: str, workflow: Workflow) -> int:
         """Returns the number of parts in which a stage gets its blocks: the shards of its loop, or 1."""
@@ -120,6 +120,22 @@ def excluded_by(pairs: Iterable[tuple[str, str]], stages: Iterable[str]) -> dict
 def sorted_pairs(pairs: Iterable[tuple[str, str]]) -> Pairs:
     """Returns pairs in a canonical form, so that equal sets of pairs compare equal."""
     return tuple(sorted({(min(pair), max(pair)) for pair in pairs}))
+
+
+def whole(devices: Collection[int], per_worker: int) -> Devices:
+    """Returns the first device of each complete group of `per_worker` neighbours, whose first is a multiple of it."""
+    return tuple(d for d in devices if d % per_worker == 0 and all(d + k in devices for k in range(per_worker)))
+
+
+def with_lent(workers: Iterable[int], per_worker: int) -> Devices:
+    """Returns the devices of these workers: the opposite of `whole`."""
+    return tuple(device for worker in workers for device in range(worker, worker + per_worker))
+
+
+def leading(place: Place, workflow: Workflow) -> Place:
+    """Returns the place without lent devices."""
+    number = workflow.stages[place.stage].devices_per_worker
+    return place if number == 1 else replace(place, devices=place.devices[::number])
 
 
 def owners(place: Place, num_blocks: int, chunk: int = 0, blocks_per_batch: int = 1) -> Devices:
@@ -189,11 +205,19 @@ def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", c
     """
     on_cores = workflow.of_cores() if cores else ()
     devices = {stage: cores if stage in on_cores else tuple(range(num_devices)) for stage in workflow.stages}
-    return replace(placed(workflow, devices, name), num_devices=num_devices + len(cores))
+    plan = placed(workflow, devices, name)
+    return replace(plan, num_devices=max(plan.num_devices, num_devices + len(cores)))
 
 
 def placed(workflow: Workflow, devices: Mapping[str, Devices], name: str, shards: int = 1) -> Plan:
-    """Returns the plan with each stage on these devices, or as many of them as its blocks suffice for."""
-    places = {stage: Place(stage, on[: workflow.most_devices(stage)]) for stage, on in devices.items()}
-    number = 1 + max(device for on in devices.values() for device in on)
+    """Returns the plan with each stage on these devices, or as many of them as its blocks suffice for.
+
+    A stage whose workers have several devices is on the complete groups of these, or on the group of the first one.
+    """
+    places = {}
+    for stage, on in devices.items():
+        each = workflow.stages[stage].devices_per_worker
+        fitting = with_lent(whole(on, each) or (on[0] - on[0] % each,), each)
+        places[stage] = Place(stage, fitting[: workflow.most_devices(stage)])
+    number = 1 + max(device for place in places.values() for device in place.devices)
     return Plan(name, number, in_order(workflow, places, shards))

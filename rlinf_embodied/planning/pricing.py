@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.calls import Layouts
-from rlinf_embodied.planning.plan import Item, Plan, excluded_by
+from rlinf_embodied.planning.plan import Item, Plan, excluded_by, whole, with_lent
 from rlinf_embodied.planning.profile import Profile
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -37,11 +38,13 @@ class Pricer:
         *,
         standing: Sequence[Standing] = (),
         scale: float = 1.0,
+        devices_per_worker: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Checks that the profile covers the workflow.
 
         `standing` are the copies of stages that evaluations keep on the computing devices; `scale` is the number of
-        real devices that each device of the cluster represents.
+        real devices that each device of the cluster represents, and `devices_per_worker` (by stage) of those that
+        several of them form a worker.
 
         Raises:
             ConfigError: the profile lacks a stage.
@@ -49,7 +52,7 @@ class Pricer:
         inside = [side for loop in workflow.loops.values() for side in loop.sides]
         profile.require(workflow.stages, inside)
         self.workflow, self.profile, self.cluster = workflow, profile, cluster
-        self.standing, self.scale = standing, scale
+        self.standing, self.scale, self.devices_per_worker = standing, scale, devices_per_worker
         self.groups = cluster.node_groups()
         self.group_of = [n for n, devices in enumerate(cluster.group_devices()) for _ in devices]
         self.node_of = [cluster.place_of(device).node for device in range(cluster.num_devices)]
@@ -64,6 +67,7 @@ class Pricer:
             for n, group in enumerate(self.groups):
                 fits = measured.cores_per_device <= group.cores_per_device and group.kind in (spec.kinds or factors)
                 self._slowdown[stage, n] = factors.get(group.kind, math.inf) / group.speed if fits else math.inf
+        self._usable = {stage: self._usable_by(stage) for stage in workflow.stages}
         self._seconds: dict[tuple[str, int, int, int], float] = {}
         self._facts: dict[tuple[str, int, int, int], Facts] = {}
         ends, known = [(e.source, e.target) for e in workflow.weight_edges if not e.changes], profile.stages
@@ -73,7 +77,7 @@ class Pricer:
         self._peaks: dict[tuple[Held, frozenset[tuple[str, str]]], float] = {}
 
     def with_(self, **changes: object) -> Pricer:
-        names = ("workflow", "profile", "cluster", "standing", "scale")
+        names = ("workflow", "profile", "cluster", "standing", "scale", "devices_per_worker")
         return Pricer(**({name: getattr(self, name) for name in names} | changes))  # pyright: ignore[reportArgumentType]
 
     # ------------------------------------------------------------------------------------------------------------ time
@@ -82,17 +86,29 @@ class Pricer:
         return self._slowdown[stage, self.group_of[device]]
 
     def runs_on(self, stage: str, device: int) -> bool:
-        return self.slowdown_on(stage, device) < math.inf
+        """Returns whether a device can run a stage, with the other devices of a worker if those are several."""
+        return device in self._usable[stage]
+
+    def _usable_by(self, stage: str) -> frozenset[int]:
+        each, nodes = self.workflow.stages[stage].devices_per_worker, self.node_of
+        runs = {device for device in range(len(nodes)) if self.slowdown_on(stage, device) < math.inf}
+        workers = whole(runs, each)
+        return frozenset(with_lent((w for w in workers if nodes[w] == nodes[w + each - 1]), each))
 
     def seconds(self, stage: str, blocks: int, num_devices: int, device: int) -> float:
         """Returns the seconds of a call (or chunk-step) for this number of blocks on one of `num_devices` devices."""
         key = (stage, blocks, num_devices, self.group_of[device])
         if key not in self._seconds:
-            slowdown, items = self._slowdown[stage, key[3]], blocks * self.workflow.items_per_block
+            slowdown = self._slowdown[stage, key[3]]
             if slowdown < math.inf:  # inf times 0 s would be NaN
-                slowdown *= self.profile.stages[stage].call_s(items, num_devices * self.scale)
+                slowdown *= self.profile.stages[stage].call_s(*self._cell(stage, blocks, num_devices))
             self._seconds[key] = slowdown * self.rounds.get(stage, 1.0)
         return self._seconds[key]
+
+    def _cell(self, stage: str, blocks: int, num_devices: int) -> tuple[int, float]:
+        """Returns the items of a worker, and the number of workers, if a stage has blocks on each of `num_devices`."""
+        each = self.devices_per_worker.get(stage, 1)
+        return blocks * self.workflow.items_per_block * each, num_devices * self.scale / each
 
     def rate(self, a: int, b: int) -> float:
         """Returns the bytes per second from a device to another one."""
@@ -143,18 +159,19 @@ class Pricer:
                     owned[device] += size
                     largest[device] = max(largest[device], size)
                 at_once = owned if self.profile.stages[place.stage].finish_quantiles else largest
-                for device in layout.hosts:
-                    facts = self._bytes(place.stage, len(layout.hosts), owned[device], at_once[device])
-                    entries.setdefault(device, []).append((place.stage, facts))
+                for worker in layout.hosts:
+                    facts = self._bytes(place.stage, len(layout.hosts), owned[worker], at_once[worker])
+                    for device in self.workflow.stages[place.stage].devices_of(worker):
+                        entries.setdefault(device, []).append((place.stage, facts))
             self._items[item] = {device: tuple(of_device) for device, of_device in entries.items()}
         return self._items[item]
 
     def _bytes(self, stage: str, devices: int, owned: int, called: int) -> Facts:
         key = (stage, devices, owned, called)
         if key not in self._facts:
-            measured, items = self.profile.stages[stage], self.workflow.items_per_block
-            held = measured.resident(owned * items, devices * self.scale)
-            working = measured.working(called * items, devices * self.scale)
+            measured = self.profile.stages[stage]
+            held = measured.resident(*self._cell(stage, owned, devices))
+            working = measured.working(*self._cell(stage, called, devices))
             self._facts[key] = held, working, measured.offloaded_bytes
         return self._facts[key]
 

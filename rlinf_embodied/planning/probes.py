@@ -105,13 +105,15 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
 def disaggregated(workflow: Workflow, shards: int, cores: Devices = ()) -> Plan:
     """Returns the plan with each loop's answerer on device 1 and everything else on device 0.
 
+    If an answerer's workers have several devices, it is on the first ones, and everything else on device 1.
     With `cores`, the stages that run on cores only are on the first of them, and device 0 has all the others.
     """
-    places: dict[str, Devices] = dict.fromkeys(workflow.stages, (0,))
+    several = any(workflow.stages[loop.answerer].devices_per_worker > 1 for loop in workflow.loops.values())
+    places: dict[str, Devices] = dict.fromkeys(workflow.stages, (1,) if several and not cores else (0,))
     if cores:
         places |= dict.fromkeys(workflow.of_cores(), cores[:1])
     else:
-        places |= {loop.answerer: (1,) for loop in workflow.loops.values()}
+        places |= {loop.answerer: (0,) if several else (1,) for loop in workflow.loops.values()}
     return placed(workflow, places, "disaggregated", shards)
 
 
@@ -269,6 +271,7 @@ def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint:
             expected_rounds=statistics.mean(measured.rounds) if measured.rounds else expected,
             max_rounds=work.repeat.max_rounds if work.repeat else 1,
             blocks_per_batch=max(spec.blocks_per_batch for spec in work.stages.values()),
+            devices_per_worker=max(spec.devices_per_worker for spec in work.stages.values()),
         ),
         sources=measured.sources,
     )

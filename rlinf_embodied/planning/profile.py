@@ -159,6 +159,7 @@ class Workload:
     expected_rounds: float = 1.0
     max_rounds: int = 1
     blocks_per_batch: int = 1
+    devices_per_worker: int = 1  # of the stage with most
 
 
 @dataclass(frozen=True, slots=True)

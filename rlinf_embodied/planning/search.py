@@ -18,7 +18,18 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rlinf_embodied.planning.plan import Devices, Item, Kind, Pairs, Place, Plan, in_order, sorted_pairs
+from rlinf_embodied.planning.plan import (
+    Devices,
+    Item,
+    Kind,
+    Pairs,
+    Place,
+    Plan,
+    in_order,
+    sorted_pairs,
+    whole,
+    with_lent,
+)
 from rlinf_embodied.planning.pricing import Held, Pricer
 from rlinf_embodied.planning.simulate import Simulator
 
@@ -43,6 +54,7 @@ class Search:
         self.simulator = Simulator(pricer)
         self.stages, self.num_blocks = list(self.work.stages), self.work.num_blocks
         devices = range(self.cluster.num_devices)
+        self.several = {n: s.devices_per_worker for n, s in self.work.stages.items() if s.devices_per_worker > 1}
         self.allowed = {s: tuple(d for d in devices if pricer.runs_on(s, d)) for s in self.stages}
         self.before = {s: set(self.work.sources(s)) for s in self.stages}
         self.chunks = [k for k in range(2, min(self.num_blocks, 64) + 1) if self.num_blocks % k == 0]
@@ -166,9 +178,11 @@ class Search:
 
     def _fitting(self, place: Place, size: int = 0) -> Place:
         """Returns the place without devices that cannot run its stage or would get no blocks."""
-        allowed = [d for d in place.devices if d in self.allowed[place.stage]] or self.allowed[place.stage]
+        allowed = [d for d in place.devices if d in self.allowed[place.stage]]
+        if each := self.several.get(place.stage):
+            allowed = with_lent(whole(allowed, each), each)
         most = self.work.most_devices(place.stage, size or self.num_blocks)
-        return replace(place, devices=tuple(allowed[:most]), blocks=())
+        return replace(place, devices=tuple((allowed or self.allowed[place.stage])[:most]), blocks=())
 
     def _streaming(self, items: Items, first: int, last: int, chunks: int) -> Items | None:
         """Returns the items with the first streamable run of items within a range merged into one item of `chunks`."""
@@ -239,6 +253,8 @@ class Search:
         for item in items:
             changed = tuple(new.get(place.stage, place) for place in item.places)
             if changed != item.places:
+                size = self.num_blocks // item.chunks
+                changed = tuple(self._fitting(p, size) if p.stage in self.several else p for p in changed)
                 if not all(p.devices and self._suits(p, item.chunks) for p in changed):
                     return None
                 item = replace(item, places=changed)
@@ -279,7 +295,7 @@ class Search:
     def _move_blocks(self, items: Items) -> Items | None:
         """Moves blocks between two devices, often from the busiest to the least busy one."""
         draw = self.draw
-        some = [place for place in self._some(items) if len(place.devices) > 1]
+        some = [p for p in self._some(items) if len(p.devices) > 1 and p.stage not in self.several]
         if not some:
             return None
         same = [place for place in some if place.devices == some[0].devices]

@@ -45,6 +45,7 @@ class Simulator:
         }
         self.work = replace(pricer.workflow, stages=stages)
         self._sources = {stage: self.work.sources(stage) for stage in stages}
+        self._several = {stage for stage, spec in stages.items() if spec.devices_per_worker > 1}
         self._lengths: dict[Layout, list[float]] = {}
         self._streamed: dict[Layout, list[float]] = {}
         self._links: dict[tuple[Layout, Layout, str], list[Parts]] = {}
@@ -72,7 +73,7 @@ class Simulator:
         """Returns the (stage, device) pairs that are offloaded between iterations."""
         clocks = self.clocks(plan)
         for item in plan.items:
-            hosts = sorted({host for stage in item.stages for host in clocks.layouts[stage].hosts})
+            hosts = sorted({host for stage in item.stages for host in clocks.layouts[stage].occupied})
             for stages in [item.stages] if self.work.loop_of(item.stages[0]) else [(stage,) for stage in item.stages]:
                 self._enter(stages, hosts, clocks)
         self.send_weights(clocks)
@@ -87,6 +88,22 @@ class Simulator:
 
     def submit(self, step: Step, clocks: Clocks) -> None:
         """Simulates a step of an iteration; afterwards `clocks.ends` holds the ends of its calls."""
+        several = self._several.intersection(step.stages)
+        workers = [
+            self.work.stages[stage].devices_of(host) for stage in several for host in clocks.layouts[stage].hosts
+        ]
+        for stage in several:
+            self._enter([stage], clocks.layouts[stage].occupied, clocks)
+        for devices in workers:  # a worker waits for the devices lent to it, ...
+            clocks.submit(len(devices))
+            clocks.free_s[devices[0]] = max(clocks.free_s[device] for device in devices)
+        self._calls(step, clocks)
+        for devices in workers:  # ... which wait for the end of its call
+            clocks.submit(len(devices))
+            for device in devices[1:]:
+                clocks.free_s[device] = max(clocks.free_s[device], clocks.free_s[devices[0]])
+
+    def _calls(self, step: Step, clocks: Clocks) -> None:
         loop = self.work.loop_of(step.stages[0])
         if loop is None:
             return self._leaf(step, clocks)
@@ -194,10 +211,10 @@ class Simulator:
             return
         for device in hosts:
             for stage in stages:
-                if device not in clocks.layouts[stage].hosts:
+                if device not in clocks.layouts[stage].occupied:
                     continue
                 for other in sorted(exclusive[stage]):
-                    hosted = device in clocks.layouts[other].hosts
+                    hosted = device in clocks.layouts[other].occupied
                     if hosted and (other, device) not in clocks.offloaded:
                         clocks.offloaded.add((other, device))
                         clocks.busy("switches", device, clocks.free_s[device], known[other].offload_s)

@@ -13,12 +13,12 @@ episodes.free, all batches of a call decode together, so that no slot waits for 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import cast
 
 from rlinf_embodied.config import MathConfig
-from rlinf_embodied.device import computing
+from rlinf_embodied.device import computing, name_of
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.weights import WeightsUser
 from rlinf_embodied.plug_ins import load_plug_in
@@ -66,7 +66,8 @@ class GenerationStage(LanguageStage):
         super().setup(context)
         if not self._in_process:
             self._shared.leave(self._user)  # before vLLM's server measures the device's free memory
-        self._engine = engine_of(self._config, self._shared.policy, self._shared.version)
+        names = name_of(context.device), *context.lent
+        self._engine = engine_of(self._config, self._shared.policy, self._shared.version, names)
         self._load = EngineLoad()  # turn by turn
         self._runner = EpisodeRunner(self._config, self._shared.policy.codec, self._engine)  # not for `step`
 
@@ -116,8 +117,10 @@ class GenerationStage(LanguageStage):
         self._engine.close()
 
 
-def engine_of(config: MathConfig, policy: LanguagePolicy, version: int) -> Engine:
+def engine_of(config: MathConfig, policy: LanguagePolicy, version: int, devices: Sequence[str]) -> Engine:
     """Returns an engine with a policy's weights: the exact one, vLLM's, or of the class that generation.engine names.
+
+    `devices` are the devices of the worker, named as in CUDA_VISIBLE_DEVICES.
 
     Raises:
         ConfigError: a setting is unknown, or software is missing.
@@ -126,8 +129,8 @@ def engine_of(config: MathConfig, policy: LanguagePolicy, version: int) -> Engin
     if name == "exact":
         return ExactEngine(policy, version)
     target = "rlinf_embodied.reasoning.vllm_engine.VllmEngine" if name == "vllm" else name
-    engine_class = load_plug_in(target, "generation.engine", "config", "policy", "version")
-    return cast(Engine, engine_class(config, policy, version))
+    engine_class = load_plug_in(target, "generation.engine", "config", "policy", "version", "devices")
+    return cast(Engine, engine_class(config, policy, version, devices))
 
 
 class LogProbStage(LanguageStage):

@@ -52,6 +52,7 @@ def reasoning_graph(
     receivers: Collection[str] = ("generation", "old_log_probs"),
     changes: Collection[str] = (),
     turns: int = 1,
+    devices_per_engine: int = 1,
 ) -> Workflow:
     """Returns the graph.
 
@@ -70,6 +71,7 @@ def reasoning_graph(
         receivers: stages that get new weights.
         changes: receivers that get only changed entries (WeightEdge).
         turns: largest number of turns of the loop.
+        devices_per_engine: devices that each worker of generation uses.
     """
     names, episodic = [name for name in _CLASSES if name in stages], "episodes" in stages
     published = not episodic and "prompts" not in stages
@@ -87,6 +89,7 @@ def reasoning_graph(
             at_once=name == "generation" and not episodic,
             waits=name in waiting,
             blocks_per_batch=blocks_per_batch if name == "generation" and not episodic else 1,
+            devices_per_worker=devices_per_engine if name == "generation" else 1,
         )
         for name in names
     }
@@ -112,6 +115,7 @@ def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
         work.num_items // work.items_per_block,
         items_per_block=work.items_per_block,
         blocks_per_batch=work.blocks_per_batch,
+        devices_per_engine=work.devices_per_worker,
         repeat=Repeat("resample", "actor", "reward", decide, work.max_rounds) if work.max_rounds > 1 else None,
         turns=work.chunk_steps,
     ).with_rounds(work.expected_rounds)

@@ -41,7 +41,10 @@ _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
+_DEFAULTS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise vLLM wants a NUMA node for each process of tensor parallelism
+}
 _WAIT_S = 0.5  # longest time that `poll` waits for a step of the server
 _MOST_LOSSES = 3  # consecutive servers that ended before any of their rows did
 _EXCLUDED = -100.0  # logit bias of a token that is never sampled
@@ -75,16 +78,27 @@ class VllmEngine:
     """The server process and its rows; Engine in engine.py is the protocol."""
 
     def __init__(
-        self, config: MathConfig, policy: LanguagePolicy, version: int, command: Sequence[str] | None = None
+        self,
+        config: MathConfig,
+        policy: LanguagePolicy,
+        version: int,
+        devices: Sequence[str] = ("cpu",),
+        command: Sequence[str] | None = None,
     ) -> None:
-        """Starts a server by a command (None: vLLM's), and returns before it is ready."""
+        """Starts a server on these devices by a command (None: vLLM's), and waits until it is ready."""
         self.version, self._spec, self._config = version, policy.spec, config
         self._command = command or (str(installed_python()), "-P", str(_SERVER))
+        self._devices = devices
         self._folder = Path(tempfile.mkdtemp(prefix="rlinf-vllm-"))
         self._rows: dict[int, _Row] = {}
         self._paused, self._next_number, self._losses = False, 0, 0
         policy.save(self._folder / "model")
         self._start()
+        try:
+            self._wait()  # otherwise profiles and the first iteration would include the start
+        except BaseException:
+            self.close()
+            raise
 
     # -------------------------------------------------------------------------------------------------------- requests
     def submit(self, requests: GenerationBlock) -> list[int]:
@@ -131,8 +145,7 @@ class VllmEngine:
         Raises:
             WorkerError: too many servers ended.
         """
-        while not self._ready:  # a starting server reads the folder
-            self._receive(_WAIT_S)
+        self._wait()  # a starting server reads the folder
         new = self._folder / "new"
         policy.save(new)
         shutil.rmtree(self._folder / "model")
@@ -170,6 +183,7 @@ class VllmEngine:
                 "model": str(self._folder / "model"),
                 "dtype": sampling.precision.value,
                 "max_num_seqs": sampling.max_num_seqs,
+                "tensor_parallel_size": len(self._devices),
                 "skip_tokenizer_init": True,
                 "logprobs_mode": "processed_logprobs",
                 "async_scheduling": False,  # all tokens of a step are sampled by the same weights
@@ -181,6 +195,8 @@ class VllmEngine:
         eager = {"TORCH_COMPILE_DISABLE": "1"} if sampling.engine_options.get("enforce_eager") else {}
         excluded = ("PYTHONPATH", "LD_PRELOAD")  # those of this process are for its own Python
         variables = {k: v for k, v in os.environ.items() if k not in excluded}
+        if "cpu" not in self._devices:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
         with (self._folder / "log").open("w") as log:
             self._server = subprocess.Popen(
                 [*self._command, json.dumps(arguments)],
@@ -191,6 +207,10 @@ class VllmEngine:
         self._inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=_read, args=(self._server, self._inbox), daemon=True).start()
         self._loaded, self._ready = True, False
+
+    def _wait(self) -> None:
+        while not self._ready:
+            self._receive(_WAIT_S)
 
     def _send(self, **message: object) -> None:
         assert self._server.stdin is not None

@@ -65,6 +65,7 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         changes=["generation"] * (config.generation.precision is not Precision.float32),
         waiting=[*["reward"] * config.reward.waits, *["episodes"] * (config.tool.waits or config.agent.waits)],
         turns=config.num_turns if episodic else 1,
+        devices_per_engine=config.generation.tensor_parallel_size,
     )
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
 

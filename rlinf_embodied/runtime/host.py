@@ -81,6 +81,7 @@ class StageContext:
     group: Group = field(default_factory=SoloGroup)  # the workers of this stage, for collectives; set by the host
     shared: dict[str, object] = field(default_factory=dict)  # objects shared by the worker's stages; set by the host
     exclusive: frozenset[str] = frozenset()  # stages of this worker that may not be in memory together with this one
+    lent: tuple[str, ...] = ()  # other devices that the stage uses (StageSpec.devices_per_worker), see `device.name_of`
 
     def share(self, key: str, make: Callable[[], object]) -> object:
         """Returns the worker's shared object of that name, created on first use."""
@@ -128,6 +129,15 @@ class HoldsNoMemory:
     def onload(self, step_context: StepContext) -> None: ...
 
 
+class Lent(HoldsNoMemory):
+    """A stage on a device that is lent to one of its workers: calls only reserve the device and its memory."""
+
+    def __init__(self, config: object) -> None: ...
+
+    def setup(self, context: StageContext) -> str:
+        return devices.name_of(context.device)
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRef:
     """A reference to a value in its worker's store."""
@@ -143,9 +153,9 @@ class Call:
     It has `payloads_per_block` payloads for each block.  Results of the blocks in `keep` stay in the worker.  Special
     methods are: "loop", which runs `chunk_steps` of a loop between two stages of this worker (`partner` is the
     answerer); "relay", which runs them between an answerer's worker and those of the opener (`partner`) that `relay`
-    names; "enter", which only loads the stage into the device's memory.  A call without blocks passes its `argument`,
-    if any, and then its payloads to the method.  With `publishes` its result is for other workers, otherwise it is a
-    report for the driver.
+    names; "enter", which only loads the stage into the device's memory, and calls its `entered` if there is one.  A
+    call without blocks passes its `argument`, if any, and then its payloads to the method.  With `publishes` its result
+    is for other workers, otherwise it is a report for the driver.
     """
 
     stage: str
@@ -383,7 +393,8 @@ class WorkerHost:
         stage, method, step_context = call.stage, call.method, call.step_context
         own = (lambda value: value) if self._alone else copied  # a process sends it before its next call
         if method == "enter":
-            return [], None
+            entered = getattr(self.stages[stage], "entered", None)
+            return [], entered and entered(step_context, *payloads)
         if method == "export_snapshot":  # reports the bytes, None without a state; more than `argument` stay here
             state = self._timed(stage, method, step_context) if hasattr(self.stages[stage], method) else None
             size = None if state is None else payload_bytes(state)

@@ -19,10 +19,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.profile import StageProfile, WeightProfile
-from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.runtime.host import Output, Receipt, StageContext, StepContext
 from rlinf_embodied.telemetry.trace import Span
 
 NO_WEIGHTS = WeightProfile(0.0)
@@ -97,7 +98,8 @@ class EmulatedStage:
     def __init__(self, config: EmulatedStageConfig) -> None:
         self._config, self._profile = config, config.profile
 
-    def setup(self, context: StageContext) -> None:
+    def setup(self, context: StageContext) -> str:
+        """Returns the device's name."""
         memory = self._config.cluster.place_of(context.worker).group.memory_bytes
         key = f"emulated device of {self._config.run}"
         device = context.share(key, lambda: EmulatedDevice(context.worker, memory))
@@ -106,6 +108,7 @@ class EmulatedStage:
         self._num_devices = len(set(context.owners))
         self._owned = len(context.blocks) * self._config.items_per_block
         self._load()
+        return str(context.worker)
 
     def _load(self) -> None:
         self._device.held[self._profile.name] = self._profile.resident(self._owned, self._num_devices)
@@ -124,6 +127,11 @@ class EmulatedStage:
     def offload(self, step_context: StepContext) -> None:
         self._at(step_context).work(0.0, self._profile.offload_s)
         self._device.held[self._profile.name] = self._profile.offloaded_bytes
+
+    def entered(self, step_context: StepContext, *earlier: Receipt) -> float:
+        """Waits for calls of this method on other devices; returns when the device is free, in emulated seconds."""
+        device = self._at(step_context)
+        return device.work(max([cast(float, receipt.report) for receipt in earlier], default=0.0), 0.0)
 
     # ------------------------------------------------------------------------------------------------------------- leaf
     def run(self, step_context: StepContext, inputs: Mapping[int, Sequence[Parcel]]) -> Output:

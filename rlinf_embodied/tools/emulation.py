@@ -118,6 +118,7 @@ def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
         name: replace(
             spec,
             target=_TARGET,
+            lent=_TARGET,
             config=_config(pricer, spec, run),
             at_once=bool(pricer.profile.stages[name].finish_quantiles),
         )

@@ -30,6 +30,11 @@ class StageSpec:
     at_once: bool = False  # it works on all its blocks at once and passes each on when it is finished (long tails)
     waits: bool = False  # it waits for something outside the cluster, so a missing core does not slow it down
     blocks_per_batch: int = 1  # number of neighbouring blocks that form one batch, in one worker
+    devices_per_worker: int = 1  # neighbouring devices that each worker uses: its own, and others lent to it
+    lent: str = "rlinf_embodied.runtime.host.Lent"  # class of the stage on lent devices
+
+    def devices_of(self, worker: int) -> range:
+        return range(worker, worker + self.devices_per_worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +238,10 @@ class Workflow:
 
     def most_devices(self, stage: str, blocks: int = 0) -> int:
         """Returns how many devices can share a stage that is called for this number of blocks; 0: all blocks."""
-        size = self.stages[stage].blocks_per_batch
-        return (blocks or self.num_blocks) if size == 1 else self.num_blocks // size
+        spec = self.stages[stage]
+        size = spec.blocks_per_batch
+        calls = (blocks or self.num_blocks) if size == 1 else self.num_blocks // size
+        return calls * spec.devices_per_worker
 
     def blocking(self, stages: Sequence[str]) -> list[str]:
         """Returns the edges among these stages that prevent streaming between them."""

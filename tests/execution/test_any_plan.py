@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
 import pytest
-from any_plan import alone, any_plans, decide, fake, features, outcome, random_workflow
+from any_plan import alone, any_plans, decide, fake, features, outcome, random_workflow, with_several_devices
 from plan_cases import parse
 from threads import ThreadSession
 
@@ -33,6 +34,17 @@ def test_every_plan_computes_what_one_device_computes(seed: int) -> None:
     assert len(plans) >= 10
     for plan in plans:
         assert outcome(workflow, plan, SerialSession(20.0)) == expected, to_text(plan)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_plans_whose_workers_have_several_devices_compute_the_same(seed: int) -> None:
+    workflow = random_workflow(seed)
+    several = with_several_devices(workflow, random.Random(seed))
+    expected = alone(workflow)
+    plans = any_plans(several, 4, seed, 20)
+    assert len(plans) >= 10
+    for plan in plans:
+        assert outcome(several, plan, SerialSession(20.0)) == expected, to_text(plan)
 
 
 def test_the_plans_are_of_all_kinds() -> None:

@@ -236,8 +236,15 @@ def test_a_stage_with_long_tails_takes_the_mean_of_its_repetitions(at_once: bool
 def test_iterations_are_repeated_until_their_mean_is_certain_or_the_budget_is_spent(seconds, count: int) -> None:
     probe, took = on(chain(), 1), itertools.cycle(seconds)
     effort = Effort(probe.workflow, [probe], 30.0 if len(seconds) == 3 else 1000.0)
-    kept, _ = effort.measure(probe, lambda run, number, record: Iteration(run, [], next(took)))
+    numbers = []
+
+    def iterate(run: Workflow, number: int, record: bool) -> Iteration:
+        numbers.append(number)
+        return Iteration(run, [], next(took))
+
+    kept, _ = effort.measure(probe, iterate)
     assert len(kept) + 1 == count
+    assert len(set(numbers)) == len(numbers)  # an engine with another process takes equal versions for equal weights
 
 
 @pytest.mark.parametrize(("at_once", "seconds", "count"), [(True, 7.0, 3), (True, 60.0, 1), (False, 7.0, 1)])

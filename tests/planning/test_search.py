@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 import time
 from dataclasses import replace
 
 import plan_cases as planning
 import pytest
+from any_plan import with_several_devices
 from every_plan import Enumeration
-from plan_cases import parse
+from plan_cases import parse, with_memory
 from random_cases import random_case
 
 from rlinf_embodied.cluster.hardware import WAITING
@@ -40,6 +43,37 @@ def test_no_plan_of_a_small_case_is_clearly_faster(seed: int, devices: int) -> N
     every = Enumeration(pricer, limit_s=20.0)
     every.run(best.iteration_s)
     assert best.iteration_s <= every.best_s * 1.01, every.best
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_workers_with_several_devices_are_placed_as_well_as_by_trying_all_plans(seed: int) -> None:
+    pricer = with_memory(random_case(seed, 3, 2), 1e15)
+    work = with_several_devices(pricer.workflow, random.Random(seed))
+    pricer = pricer.with_(workflow=work, cluster=planning.cluster(4, node=2 if seed % 2 else 4))
+    best = rank(pricer, search_s=60.0).best
+    check(best.plan, work)
+    every = Enumeration(pricer, limit_s=20.0)
+    every.run(best.iteration_s)
+    assert best.iteration_s <= every.best_s * 1.01, every.best
+
+
+def test_workers_with_several_devices_stay_within_a_node_and_use_the_memory_of_each() -> None:
+    work = planning.graph("ab", [("a", "b")])
+    work = replace(work, stages=work.stages | {"a": replace(work.stages["a"], devices_per_worker=2)})
+    stages = {"a": planning.stage(0, 4), "b": planning.stage(0, 1, resident=6e11)}
+    pricer = Pricer(work, planning.profile(stages), planning.cluster(6, node=3))
+    assert [device for device in range(6) if pricer.runs_on("a", device)] == [0, 1, 4, 5]  # 2 and 3 are in two nodes
+    assert set(rank(pricer).best.plan.places()["a"].devices) == {0, 1, 4, 5}
+    full = pricer.with_(profile=planning.profile(stages | {"a": planning.stage(0, 4, resident=6e11)}))
+    plan = parse("a on 0-1 > b on 1", 6, work)
+    assert full.memory(plan) == {0: 6e11, 1: 12e11}
+    assert not full.fits(plan)
+    with pytest.raises(PlanError, match=r"fewer than 2 devices for each of its workers"):
+        rank(pricer.with_(cluster=planning.cluster(3, node=1)))
+    with pytest.raises(
+        PlanError, match=r"\[1, 2\], but each of its workers has 2 neighbouring ones, the first a multiple"
+    ):
+        parse("a on 1-2 > b on 1", 6, work)
 
 
 def test_the_same_number_of_moves_finds_the_same_plans(few_moves) -> None:
@@ -169,6 +203,17 @@ def test_large_clusters_are_planned_in_groups() -> None:
     together = simulate(parse("env+policy on all > actor on all", devices, work), pricer)
     assert best.iteration_s <= 1.001 * together.iteration_s
     assert len(to_text(best.plan)) < 200
+
+
+def test_large_clusters_have_workers_with_several_devices() -> None:
+    work = planning.graph("abc", [("a", "b"), ("b", "c")], blocks=256)
+    several = replace(work, stages=work.stages | {"a": replace(work.stages["a"], devices_per_worker=4)})
+    measured = planning.profile({"a": planning.stage(0, 1), "b": planning.stage(0, 0.1), "c": planning.stage(0, 1)})
+    for devices in (64, 96):
+        best = rank(Pricer(several, measured, planning.cluster(devices, node=8))).best
+        check(best.plan, several)
+        together_s = math.ceil(4 * 256 / devices) + math.ceil(256 / devices) * (0.1 + 1)  # everything on all devices
+        assert best.iteration_s <= 1.001 * together_s
 
 
 def test_what_a_search_in_groups_has_found_is_refined_on_the_devices() -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -170,10 +171,12 @@ class Slow(Quick):
 
 def test_an_emulated_engine_takes_the_time_and_keeps_to_the_protocol(policies) -> None:
     policy, _ = policies
-    engine, block = Quick(tiny_math("generation.max_num_seqs=5"), policy, 0), requests(policy)
+    engine, block = Quick(tiny_math("generation.max_num_seqs=5"), policy, 0, ["cpu"]), requests(policy)
     assert isinstance(engine, Engine)
     rows = ended_of(engine, block)
-    again = Slow(tiny_math("generation.max_num_seqs=12"), policy, 0)  # some rows are unfinished after two polls
+    again = Slow(
+        tiny_math("generation.max_num_seqs=12"), policy, 0, ["cpu"]
+    )  # some rows are unfinished after two polls
     half = {row.row: row for row in _begun(again, block, steps=2)}
     again.pause()
     time.sleep(0.1)
@@ -184,6 +187,37 @@ def test_an_emulated_engine_takes_the_time_and_keeps_to_the_protocol(policies) -
     assert tokens_of(half) == tokens_of(rows)  # however many decode at once
     assert all(len(row.versions) == len(row.tokens) for row in half.values())
     assert any(row.versions[-1] == 1 for row in half.values())
+
+
+class Several(ExactEngine):
+    devices: ClassVar[list[list[str]]] = []
+
+    def __init__(self, config, policy, version, devices) -> None:
+        super().__init__(policy, version)
+        self.devices.append([*devices])
+
+
+def test_the_plan_gives_engines_several_devices_and_training_does_not_depend_on_it(tmp_path) -> None:
+    words = [
+        f"generation.engine={__name__}.Several",
+        "cluster.num_devices=4",
+        "eval.num_samples=0",
+        "generation.rows_per_batch=8",
+    ]
+    digests = []
+    for size, plan in (
+        (1, "collocated"),
+        (2, "collocated"),
+        (2, "disaggregated"),
+        (2, "hybrid"),
+        (4, "collocated"),
+        (2, "auto"),
+    ):
+        Several.devices.clear()
+        sized = [f"generation.tensor_parallel_size={size}", f"plan={plan}", f"run.dir={tmp_path}/{size}{plan}"]
+        digests.append(train(tiny_math(*words, *sized))["weights_sha256"])
+        assert all(devices == ["cpu"] * size for devices in Several.devices)
+    assert len(set(digests)) == 1
 
 
 # --------------------------------------------------------------------------------------------------------------- tools

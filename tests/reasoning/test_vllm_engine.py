@@ -71,7 +71,7 @@ def config_of(**options: object) -> MathConfig:
 
 
 def engine_of(policy: CausalLM, **options: object) -> VllmEngine:
-    return VllmEngine(config_of(**options), policy, 3, [sys.executable, "-c", STAND_IN])
+    return VllmEngine(config_of(**options), policy, 3, command=[sys.executable, "-c", STAND_IN])
 
 
 def requests(policy: CausalLM, config: MathConfig) -> GenerationBlock:
@@ -132,16 +132,13 @@ def test_rows_under_way_stay_while_it_pauses_and_weights_change(policy) -> None:
 
 
 def test_a_server_that_cannot_start_or_work_shows_its_log(policy) -> None:
-    engine = engine_of(policy, broken=True)
-    engine.submit(requests(policy, config_of()))
     with pytest.raises(ConfigError, match=r"(?s)generation.engine is vllm.*exit code 1.*engine_options.*it is broken"):
-        ended(engine)
+        engine_of(policy, broken=True)
     dying = engine_of(policy, steps_then_dies=True)
     dying.submit(requests(policy, config_of()))
     with pytest.raises(WorkerError, match=r"ended 4 times in a row \(exit code 3\)"):
         ended(dying)
-    for one in (engine, dying):
-        one.close()
+    dying.close()
 
 
 def test_a_missing_environment_and_settings_that_it_cannot_have_are_refused(monkeypatch, tmp_path: Path) -> None:
@@ -151,6 +148,7 @@ def test_a_missing_environment_and_settings_that_it_cannot_have_are_refused(monk
     for setting, error in (
         ("run.exact=portable", "the same bits"),
         ("generation.top_p=0.9", "could have been"),
+        ("generation.engine_options={tensor_parallel_size: 2}", "the plan has to know it: use generation.tensor"),
     ):
         with pytest.raises(ConfigError, match=error):
             tiny_math("generation.engine=vllm", "run.exact=false", setting)
@@ -198,13 +196,12 @@ def vllm_python() -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # vLLM starts twice
-def test_tensor_parallelism_gives_the_same_tokens_also_after_new_weights(monkeypatch, vllm_python) -> None:
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|0")  # otherwise vLLM wants a NUMA node for each
+def test_tensor_parallelism_gives_the_same_tokens_also_after_new_weights(vllm_python) -> None:
     first, second = (CausalLM.from_config(replace(SHAPE, hidden_size=64, num_heads=2), None, n) for n in (5, 6))
     generated = []
     for size in (1, 2):
-        config = config_of(enforce_eager=True, tensor_parallel_size=size)
-        engine = VllmEngine(config, first, 3)
+        config = config_of(enforce_eager=True)
+        engine = VllmEngine(config, first, 3, ("cpu",) * size)
         engine.submit(requests(first, config))
         rows = ended(engine)
         update(engine, 4, second)
@@ -214,6 +211,19 @@ def test_tensor_parallelism_gives_the_same_tokens_also_after_new_weights(monkeyp
     for one, two in zip(*generated, strict=True):
         assert one.tokens == two.tokens
         assert one.log_probs == pytest.approx(two.log_probs, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # vLLM starts for each run of the profile
+def test_the_plan_puts_a_vllm_engine_on_two_devices(tmp_path: Path, vllm_python) -> None:
+    overrides = ["generation.engine=vllm", "generation.tensor_parallel_size=2", "run.exact=false", "cluster=local"]
+    overrides += ["generation.engine_options={enforce_eager: true}", "policy.hidden_size=64", "eval.num_samples=0"]
+    config = tiny_math(*overrides, "plan=auto", "cluster.num_devices=2", f"run.dir={tmp_path}")
+    assert train(config)["iterations"] == 3
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    print(plan["items"])
+    assert any("generation on 0-1" in item for item in plan["items"])
+    assert max(row["losses/mismatch_max"] for row in metric_rows(tmp_path)) < 1e-5
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ def test_repeats_take_their_expected_rounds_on_average():
 
 
 # ---------------------------------------------------------------------------------------------------------- whole plans
-def case(seed: int, staleness: int = 0) -> tuple[Pricer, Plan]:
+def case(seed: int, staleness: int = 0, several: bool = False) -> tuple[Pricer, Plan]:
     """A random plan; of an odd seed on devices of different speeds, where they are of one kind.
 
     Of every third seed the last stage, from which weights go, is collective.
@@ -123,7 +123,10 @@ def case(seed: int, staleness: int = 0) -> tuple[Pricer, Plan]:
         last = next(name for name in reversed([*stages]) if name not in ("env", "policy"))
         gang = {**stages, last: replace(stages[last], collective=True)}
         pricer = pricer.with_(workflow=replace(pricer.workflow, stages=gang))
-    if seed % 2 and len(pricer.cluster.groups) == 1:
+    if several:
+        work = any_plan.with_several_devices(pricer.workflow, draw)
+        pricer = pricer.with_(workflow=work, cluster=planning.cluster(4))
+    elif seed % 2 and len(pricer.cluster.groups) == 1:
         speeds = [draw.choice([1.0, 0.5, 0.8]) for _ in range(pricer.cluster.num_devices)]
         pricer = planning.with_speeds(pricer, speeds)
     while True:
@@ -135,6 +138,14 @@ def case(seed: int, staleness: int = 0) -> tuple[Pricer, Plan]:
 @pytest.mark.parametrize("seed", range(30))
 def test_a_plan_takes_what_its_simulation_says_and_no_more_memory_than_is_priced(seed: int):
     pricer, plan = case(seed)
+    result = emulate(emulated(pricer), SerialSession(), plan, 1, NOW)
+    assert result.due_s[0] == pytest.approx(simulate(plan, pricer).iteration_s, rel=1e-6), to_text(plan)
+    assert result.peak_bytes <= max(pricer.memory(plan).values()) * (1 + 1e-9), to_text(plan)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_plan_whose_workers_have_several_devices_takes_what_its_simulation_says(seed: int):
+    pricer, plan = case(seed, several=True)
     result = emulate(emulated(pricer), SerialSession(), plan, 1, NOW)
     assert result.due_s[0] == pytest.approx(simulate(plan, pricer).iteration_s, rel=1e-6), to_text(plan)
     assert result.peak_bytes <= max(pricer.memory(plan).values()) * (1 + 1e-9), to_text(plan)
