@@ -82,8 +82,8 @@ def for_demonstrations(env: EnvConfig, slowest: float = 1.0) -> EnvConfig:
     is, the longer may an episode be.
     """
     horizon = math.ceil(env.horizon / slowest)
-    env = replace(env, perturb=PerturbConfig(), rtc=PrefixSchedule.off, horizon=horizon, chunk=1)
-    return replace(env, auto_reset=False, carry_over=False, hold_steps=0, execute_steps=0, chunks_per_rollout=0)
+    env = replace(env, perturb=PerturbConfig(), rtc=PrefixSchedule.off, horizon=horizon, chunk=1, execute_steps=0)
+    return replace(env, auto_reset=False, carry_over=False, hold_steps=0, chunks_per_rollout=0)
 
 
 def demonstrator(
