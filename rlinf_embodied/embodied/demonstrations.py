@@ -106,7 +106,7 @@ def demonstrator(
         ConfigError: the run's instruction is none of a dataset's tasks.
     """
     if source.kind is Kind.expert:
-        return partial(_expert, env, spec.chunk, start, seed)
+        return partial(_expert, env, spec, start, seed)
     if source.kind is Kind.maniskill:
         episodes = read_recording(Path(source.path), source.named).episodes
         _require_size(source, "actions", episodes[0].actions.shape[1], spec.action_dim, "env.options.robot")
@@ -144,12 +144,13 @@ def run_episodes(
     number: int,
     lengths: Sequence[int] | None = None,
     hold: int = 1,
+    once: bool = True,
 ) -> list[tuple[bool, Demonstrations]]:
-    """Runs one episode in each of the first rows until it has stayed solved for `hold` env steps, or for `lengths`.
+    """Runs one episode in each of the first rows until it has been solved for `hold` env steps, or for `lengths`.
 
     The env, `for_demonstrations`, is at the beginning of all episodes, where it shows `observation`.  `act` gets the
     number of the env step and what all rows show; it returns the actions [N, A] to execute and the demonstrated ones.
-    Episodes of given lengths are solved if they are at any time, others if they end so.
+    With `once` an episode counts as solved from its first success on, otherwise as long as the success lasts.
     """
     seen: list[list[Demonstrations]] = [[] for _ in range(number)]
     held, solved = [0] * number, [False] * number
@@ -165,8 +166,8 @@ def run_episodes(
             where = None if positions is None else positions[[row]].cpu()
             seen[row].append(Demonstrations(observation.rows([row]).to("cpu"), actions[[row], None].cpu(), where))
             now = bool(result.success[row].any())
-            held[row] = held[row] + 1 if now else 0
-            solved[row] = now or (lengths is not None and solved[row])
+            solved[row] = now or (once and solved[row])
+            held[row] = held[row] + 1 if solved[row] else 0
         observation = result.observation
     return [(solved[row], Demonstrations.concatenate(parts)) for row, parts in enumerate(seen)]
 
@@ -177,9 +178,12 @@ def speed_of(start: WarmStartConfig, number: int) -> float:
 
 
 def _expert(
-    env: VectorEnv, chunk: int, start: WarmStartConfig, seed: int, numbers: Sequence[int]
+    env: VectorEnv, spec: EnvSpec, start: WarmStartConfig, seed: int, numbers: Sequence[int]
 ) -> list[Demonstrations | None]:
-    """The scripted expert at a speed: noisy actions are executed, clean ones are the labels."""
+    """The scripted expert at a speed: noisy actions are executed, clean ones are the labels.
+
+    It continues for the steps between two policy calls once it has succeeded, which teaches a policy to stay there.
+    """
     levels, rows = len(start.noise), len(numbers)
     speeds = torch.tensor([speed_of(start, number) for number in numbers])[:, None]
 
@@ -197,8 +201,8 @@ def _expert(
         return (clean + noise).clamp(-1.0, 1.0), clean
 
     seeds = [int(reset_seed(seed, -1, number)) for number in numbers]
-    found = run_episodes(env, env.reset(seeds, list(range(rows))), act, rows)
-    return [_in_chunks(part, len(part), chunk) if solved else None for solved, part in found]
+    found = run_episodes(env, env.reset(seeds, list(range(rows))), act, rows, hold=spec.executed)
+    return [_in_chunks(part, len(part), spec.chunk) if solved else None for solved, part in found]
 
 
 def _replay(

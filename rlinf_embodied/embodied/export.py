@@ -131,7 +131,7 @@ def _round(config: ExportConfig, env: VectorEnv, act: _Acting, numbers: range) -
     seeds = [int(reset_seed(config.run.seed, -1, number)) for number in numbers]
     observation, hold = env.reset(seeds, list(range(len(seeds)))), config.env.hold_steps or config.env.horizon
     episodes = []
-    for solved, taken in run_episodes(env, observation, executed, len(seeds), hold=hold):
+    for solved, taken in run_episodes(env, observation, executed, len(seeds), hold=hold, once=False):
         seen, actions = taken.observation, taken.actions[:, 0].numpy()
         images = {name: shown.numpy() for name, shown in seen.images.items()}
         episodes.append((solved, LeRobotEpisode(seen.instruction[0], actions, seen.proprio.numpy(), images)))
