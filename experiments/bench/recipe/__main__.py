@@ -47,7 +47,7 @@ class Taught:
 
     task: str
     teacher: str = ""  # what differs from algorithm=ppo_dense
-    student: str = "run=demo"
+    student: str = "run=demo warm_start.epochs=7 warm_start.head_epochs=38"
     num_episodes: int = 240  # of the teacher
 
 
