@@ -73,7 +73,7 @@ def test_labels_are_the_clean_actions_while_noisy_ones_were_executed() -> None:
 
 def test_a_chunk_of_an_expert_starts_at_every_env_step_however_many_of_its_actions_are_executed() -> None:
     executed = shown(collected(tiny("env.execute_steps=2", "env.chunks_per_rollout=6"))[0])
-    single = shown(collected(tiny("env.chunk=1", "env.chunks_per_rollout=12"))[0])
+    single = shown(collected(tiny("env.chunk=2", "env.chunks_per_rollout=6"))[0])
     assert sum(map(len, executed)) == sum(map(len, single)) > 0
     for part, steps in zip(executed, single, strict=True):
         assert torch.equal(part.observation.proprio, steps.observation.proprio)
@@ -81,6 +81,12 @@ def test_a_chunk_of_an_expert_starts_at_every_env_step_however_many_of_its_actio
             ahead = max(0, len(steps) - k)  # number of env steps with k more after them
             assert torch.equal(part.actions[:ahead, k], steps.actions[k:, 0])
             assert part.is_pad[:, k].tolist() == [False] * ahead + [True] * (len(steps) - ahead)
+
+
+def test_an_episode_of_an_expert_continues_for_the_steps_between_two_policy_calls_once_it_is_solved() -> None:
+    lengths = lambda *words: [len(part) for part in shown(collected(tiny("warm_start.noise=[0.0]", *words))[0])]  # noqa: E731
+    short = lengths("env.chunk=1", "env.horizon=24", "env.chunks_per_rollout=24")
+    assert lengths("env.chunk=4", "env.horizon=24", "env.chunks_per_rollout=6") == [length + 3 for length in short]
 
 
 def largest_surprise(data: list[Demonstrations]) -> float:
@@ -114,7 +120,8 @@ def test_slow_experts_need_longer_and_their_episodes_are_whole() -> None:
 
     fast, slow = episodes(), episodes("warm_start.speeds=[1.0,0.25]")
     assert len(fast) == len(slow)  # whoever is slow may take more steps than env.horizon
-    unchanged = [torch.equal(one.actions, other.actions) for one, other in zip(fast, slow, strict=True)]
+    both = [(one, other, min(len(one), len(other))) for one, other in zip(fast, slow, strict=True)]
+    unchanged = [torch.equal(one.actions[:n, 0], other.actions[:n, 0]) for one, other, n in both]
     assert sum(unchanged) == len(fast) / 2
     for one, other, same in zip(fast, slow, unchanged, strict=True):
         assert torch.equal(one.observation.proprio[0], other.observation.proprio[0])
