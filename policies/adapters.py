@@ -88,9 +88,9 @@ def _is_target(name: str, targets: Sequence[str]) -> bool:
 
 
 def dense_weight(linear: nn.Module) -> Tensor:
-    """Returns the weight [out, in] that a linear layer applies, adapters included."""
+    """Returns the weight [out, in] that a linear layer applies, adapters included unless they are disabled."""
     weight = cast(Tensor, getattr(linear, "base_layer", linear).weight)
-    for name in getattr(linear, "active_adapters", ()):
+    for name in () if getattr(linear, "disable_adapters", True) else linear.active_adapters:
         weight = weight + linear.get_delta_weight(name)  # pyright: ignore[reportCallIssue]
     return weight
 
@@ -151,7 +151,7 @@ def merged_model(model: PreTrainedModel) -> PreTrainedModel:
         return model
     for name in adapted:
         module = model.get_submodule(name)
-        state[f"{name}.weight"] = dense_weight(module).to(state[f"{name}.weight"].dtype)
+        state[f"{name}.weight"] = dense_weight(module).detach().to(state[f"{name}.weight"].dtype)
     with torch.device("meta"):
         plain = type(model)(model.config)
     plain.load_state_dict(state, assign=True)

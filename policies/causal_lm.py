@@ -86,12 +86,15 @@ class CausalLM:
         return TextCodec.from_config(config, folder)
 
     def save(self, folder: Path, base: str = "", max_shard_bytes: int = 5_000_000_000) -> None:
-        """Writes config, weights (adapters merged) and tokenizer for transformers' from_pretrained, and adapters."""
+        """Writes config, weights (adapters merged, unless disabled) and tokenizer for from_pretrained, and adapters."""
         folder.mkdir(parents=True, exist_ok=True)
         transformers_logging.disable_progress_bar()
         merged_model(self.model).save_pretrained(folder, max_shard_size=max_shard_bytes)
         self.codec.tokenizer.save_pretrained(folder)
-        write_adapters(self.model, folder / "adapter", base, "CAUSAL_LM")
+        self.save_adapters(folder / "adapter", base)
+
+    def save_adapters(self, folder: Path, base: str = "") -> None:
+        write_adapters(self.model, folder, base, "CAUSAL_LM")
 
     # ----------------------------------------------------------------------------------------------------------- model
     def log_probs(

@@ -216,8 +216,12 @@ class LanguagePolicy(Protocol):
     def save(self, folder: Path, base: str = "") -> None:
         """Writes a folder that transformers' from_pretrained loads to the same logits (adapters merged).
 
-        Adapters are in its folder `adapter` as well, in peft's form; `base` is the folder of their base model.
+        Its folder `adapter` has the adapters, too.  Within `without_adapters` the weights are those of the base model.
         """
+        ...
+
+    def save_adapters(self, folder: Path, base: str = "") -> None:
+        """Writes the adapters, if there are any, in peft's layout; `base` is the folder of their base model."""
         ...
 
     @classmethod

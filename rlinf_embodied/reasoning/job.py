@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import LanguageSFTConfig, MathConfig
+from rlinf_embodied.config import LanguageSFTConfig, MathConfig, Precision
 from rlinf_embodied.config.algorithm import require_correction
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Split
@@ -129,6 +129,9 @@ class ReasoningJob:
             self._require_reward_model(config.reward.model, folder)
         if config.generation.engine == "vllm":
             installed_python()
+            fits = cluster.kind == "cpu" or not config.policy.lora.rank or config.policy.precision is Precision.bfloat16
+            rule, action = "on GPUs vLLM's kernels for adapters have no float32", "use policy.precision=bfloat16"
+            require(fits, "policy.precision", config.policy.precision.value, rule, action)
         model = None if folder is None else str(folder)
         Prompts(config, model, Split.train).batch(0, 1)
         problem_sets(config, model)

@@ -3,9 +3,10 @@
     VllmEngine --submit, abort, pause, load, resume--> vllm_server.py      one line of JSON each
                <--new tokens, log-probs, version------                     after each step of the server
 
-Weights are passed in a model folder on this machine, which is rewritten for each version.  A server that ends is
-replaced by one with the newest weights, and unfinished rows start again with their seeds.  Log-probs are those of
-vLLM's kernels, at the temperature; training corrects for the difference by algorithm.tis_cap.
+Weights are passed in a model folder on this machine, which is rewritten for each version.  With adapters only these
+are: vLLM applies them next to the weights, in policy.precision.  A server that ends is replaced by one with the newest
+weights, and unfinished rows start again with their seeds.  Log-probs are those of vLLM's kernels, at the temperature;
+training corrects for the difference by algorithm.tis_cap.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ _DEFAULTS = {
 }
 _WAIT_S = 0.5  # longest time that `poll` waits for a step of the server
 _MOST_LOSSES = 3  # consecutive servers that ended before any of their rows did
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM's buffers for adapters, which may have smaller ones
 _EXCLUDED = -100.0  # logit bias of a token that is never sampled
 
 
@@ -92,7 +94,10 @@ class VllmEngine:
         self._folder = Path(tempfile.mkdtemp(prefix="rlinf-vllm-"))
         self._rows: dict[int, _Row] = {}
         self._paused, self._next_number, self._losses = False, 0, 0
-        policy.save(self._folder / "model")
+        self._adapters = self._folder / "adapters" if config.policy.lora.rank else None
+        # until the first load, since a resumed run starts with merged adapters (LanguageLearner.sends_frozen)
+        self._sends_base = True
+        self._write(policy)
         self._start()
         try:
             self._wait()  # otherwise profiles and the first iteration would include the start
@@ -146,14 +151,25 @@ class VllmEngine:
             WorkerError: too many servers ended.
         """
         self._wait()  # a starting server reads the folder
-        new = self._folder / "new"
-        policy.save(new)
-        shutil.rmtree(self._folder / "model")
-        new.rename(self._folder / "model")
+        self._write(policy)
         self.version, self._loaded = version, False
-        self._send(do="load", folder=str(self._folder / "model"), version=version)
+        self._send(do="load", folder=str(self._folder / "model") if self._sends_base else None, version=version)
         while not self._loaded:
             self._receive(_WAIT_S)
+        self._sends_base = self._adapters is None
+
+    def _write(self, policy: LanguagePolicy) -> None:
+        """Writes the folders that a server reads; its files are new ones, since vLLM may map the old ones."""
+        new = self._folder / "new"
+        if self._sends_base:
+            with policy.without_adapters():
+                policy.save(new)
+            shutil.rmtree(self._folder / "model", ignore_errors=True)
+            new.rename(self._folder / "model")
+        if self._adapters is not None:
+            policy.save_adapters(new)
+            shutil.rmtree(self._adapters, ignore_errors=True)
+            new.rename(self._adapters)
 
     def stats(self) -> tuple[int, int]:
         decoding = sum(bool(row.generated.tokens) for row in self._rows.values())
@@ -171,9 +187,10 @@ class VllmEngine:
 
     # -------------------------------------------------------------------------------------------------------- server
     def _start(self) -> None:
-        sampling = self._config.generation
+        sampling, lora = self._config.generation, self._config.policy.lora
         arguments = {
             "version": self.version,
+            "adapters": None if self._adapters is None else str(self._adapters),
             "sampling": {
                 "temperature": sampling.temperature,
                 "stop_token_ids": list(self._spec.eos_ids),
@@ -181,13 +198,15 @@ class VllmEngine:
             },
             "engine": {
                 "model": str(self._folder / "model"),
-                "dtype": sampling.precision.value,
+                "dtype": (self._config.policy.precision if lora.rank else sampling.precision).value,
                 "max_num_seqs": sampling.max_num_seqs,
                 "tensor_parallel_size": len(self._devices),
                 "skip_tokenizer_init": True,
                 "logprobs_mode": "processed_logprobs",
                 "async_scheduling": False,  # all tokens of a step are sampled by the same weights
                 "disable_log_stats": True,
+                "enable_lora": lora.rank > 0,
+                "max_lora_rank": next(rank for rank in _RANKS if rank >= lora.rank),
                 **sampling.engine_options,
             },
         }

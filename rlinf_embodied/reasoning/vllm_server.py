@@ -2,13 +2,13 @@
 """A process that runs vLLM in its own environment, without this project: token ids in, token ids out.
 
 stdin    {"do": "submit", "rows": [[number, prompt, most tokens, seed], ...]}   {"do": "abort", "rows": [number, ...]}
-         {"do": "load", "folder": <model folder>, "version": n}   {"do": "pause"}   {"do": "resume"}
+         {"do": "load", "folder": <model folder, or null>, "version": n}   {"do": "pause"}   {"do": "resume"}
 stdout   {"ready": <vLLM's version>}   {"loaded": n}
          {"version": n, "rows": [[number, tokens, log-probs, "" or "stop" or "length"], ...]}    after each step
 
 Each message is one line of JSON.  While paused it makes no steps, and rows stay as they are.  After new weights their
-keys and values are computed again.  The process ends with its input, and then removes the folder around its model.
-Its argument is JSON, too (VllmEngine).
+keys and values are computed again.  A load without a folder reads new adapters only.  The process ends with its input,
+and then removes the folder around its model.  Its argument is JSON, too (VllmEngine).
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def main() -> None:
     sampling = arguments["sampling"]
     sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}
     engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments["engine"]))
-    version, paused = arguments["version"], False
+    version, paused, adapters = arguments["version"], False, None
+    if arguments["adapters"] is not None:
+        adapters = vllm.lora.request.LoRARequest("adapters", 1, arguments["adapters"])
+        engine.add_lora(adapters)
     reply(ready=vllm.__version__)
     while True:
         busy = not paused and engine.has_unfinished_requests()
@@ -53,11 +56,11 @@ def main() -> None:
                 for row, prompt, max_tokens, seed in message["rows"]:
                     limits = {"max_tokens": max_tokens, "seed": seed, "detokenize": False}
                     params = SamplingParams(**sampling, **limits, logprobs=0, output_kind=RequestOutputKind.DELTA)
-                    engine.add_request(str(row), {"prompt_token_ids": prompt}, params)
+                    engine.add_request(str(row), {"prompt_token_ids": prompt}, params, lora_request=adapters)
             elif message["do"] == "abort":
                 engine.abort_request([str(row) for row in message["rows"]])
             elif message["do"] == "load":
-                _load(engine, message["folder"])
+                _load(engine, message["folder"], adapters)
                 version = message["version"]
                 reply(loaded=version)
             else:
@@ -81,9 +84,13 @@ def _row(output: Any) -> list[object]:
     return [int(output.request_id), tokens, log_probs, completion.finish_reason or ""]
 
 
-def _load(engine: Any, folder: str) -> None:
-    engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
-    engine.apply_model(_pack_head)
+def _load(engine: Any, folder: str | None, adapters: Any) -> None:
+    if folder is not None:
+        engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+        engine.apply_model(_pack_head)
+    if adapters is not None:
+        engine.remove_lora(adapters.lora_int_id)  # otherwise vLLM keeps them
+        engine.add_lora(adapters)
     engine.reset_prefix_cache(reset_running_requests=True)
 
 

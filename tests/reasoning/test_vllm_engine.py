@@ -11,16 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from math_runs import tiny_math
 from runs import metric_rows, train
 
+from policies.adapters import merged_model, plain_state, read_adapters
 from policies.causal_lm import CausalLM
-from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
+from policies.checkpoint_folder import read_tensors
+from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, MathConfig, Precision
 from rlinf_embodied.errors import ConfigError, WorkerError
-from rlinf_embodied.reasoning import vllm_engine
+from rlinf_embodied.interfaces.language import TokenBatch
+from rlinf_embodied.reasoning import job, vllm_engine
 from rlinf_embodied.reasoning.batch import GenerationBlock, Prompt
 from rlinf_embodied.reasoning.engine import Engine, Generated, update
+from rlinf_embodied.reasoning.generation import ExactEngine
 from rlinf_embodied.reasoning.vllm_engine import VllmEngine, installed_python
+from rlinf_embodied.runtime.session import find_cluster
 
 SHAPE = LanguagePolicyConfig(
     hidden_size=32, num_layers=1, num_heads=1, intermediate_size=64
@@ -145,13 +151,67 @@ def test_a_missing_environment_and_settings_that_it_cannot_have_are_refused(monk
     monkeypatch.setenv("RLINF_EMBODIED_VLLM", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"none does not exist: install it with `python -m experiments.setup.foreign"):
         installed_python()
-    for setting, error in (
-        ("run.exact=portable", "the same bits"),
-        ("generation.top_p=0.9", "could have been"),
-        ("generation.engine_options={tensor_parallel_size: 2}", "the plan has to know it: use generation.tensor"),
-    ):
+    refused = {
+        "run.exact=portable": "the same bits",
+        "generation.top_p=0.9": "could have been",
+        "generation.engine_options={tensor_parallel_size: 2}": "the plan has to know it: use generation.tensor",
+        "policy.lora.rank=513": "policy.lora.rank is 513, but vLLM applies adapters of rank 512 or less",
+    }
+    for setting, error in refused.items():
         with pytest.raises(ConfigError, match=error):
             tiny_math("generation.engine=vllm", "run.exact=false", setting)
+    monkeypatch.setattr(job, "installed_python", Path)
+    monkeypatch.setattr(job, "find_cluster", lambda config: replace(find_cluster(config), kind="cuda"))
+    config = tiny_math("generation.engine=vllm", "run.exact=false", "policy.lora.rank=4")
+    with pytest.raises(ConfigError, match=r"policy\.precision is 'float32', but on GPUs vLLM's kernels for adapters"):
+        job.ReasoningJob(config).require_checkpoint(None)
+
+
+def adapted(seed: int, shape: LanguagePolicyConfig = SHAPE, dtype: torch.dtype = torch.float32) -> CausalLM:
+    """Returns a model whose base has a precision, with random adapters over it."""
+    pytest.importorskip("peft", reason="needs the extra lora")
+    policy = CausalLM.from_config(replace(shape, lora=LoraSettings(rank=4)), None, seed)
+    policy.module.to(dtype)
+    for parameter in policy.parameters():
+        parameter.data = parameter.data.float()
+    set_adapters(policy, seed, 0.2)
+    return policy
+
+
+def set_adapters(policy: CausalLM, seed: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in policy.parameters():
+        parameter.data.normal_(std=scale, generator=generator)
+
+
+def adapted_config(temperature: float, precision: Precision = Precision.float32, **options: object) -> MathConfig:
+    config = config_of(**options)
+    config.generation.temperature, config.policy.precision = temperature, precision
+    config.policy.lora = LoraSettings(rank=4)
+    return config
+
+
+def test_servers_get_adapters_unmerged_and_the_base_again_with_the_first_load_only(monkeypatch) -> None:
+    first, policy = adapted(5), adapted(6)  # a resumed run's first copy has another base, with merged adapters
+    engine = VllmEngine(adapted_config(1.0), first, 3, [sys.executable, "-c", STAND_IN])
+    folders, send = [], engine._send
+
+    def record(**message: object) -> None:
+        folders.extend([message["folder"]] if message["do"] == "load" else [])
+        send(**message)
+
+    monkeypatch.setattr(engine, "_send", record)
+    for version, newest in ((3, first), (4, policy), (5, policy)):
+        set_adapters(newest, version, 0.1)
+        update(engine, version, newest)
+        assert engine._adapters is not None
+        found = read_adapters(engine._adapters) if version > 3 else {}
+        assert all(torch.equal(tensor, newest.module.state_dict()[name]) for name, tensor in found.items())
+        assert len(found) in (0, len(newest.parameters()))
+        base = read_tensors(engine._folder / "model/model.safetensors")
+        assert all(torch.equal(tensor, plain_state(newest.module)[name]) for name, tensor in base.items())
+    assert folders == [str(engine._folder / "model"), None]
+    engine.close()
 
 
 ENDLESS = """
@@ -172,7 +232,12 @@ def test_the_server_of_an_owner_that_was_killed_ends_and_removes_its_folder(monk
     (tmp_path / "vllm/sampling_params.py").write_text("RequestOutputKind = SamplingParams = None")
     (tmp_path / "folder/model").mkdir(parents=True)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    given = {"version": 0, "sampling": {"logit_bias": {}}, "engine": {"model": str(tmp_path / "folder/model")}}
+    given = {
+        "version": 0,
+        "adapters": None,
+        "sampling": {"logit_bias": {}},
+        "engine": {"model": str(tmp_path / "folder/model")},
+    }
     command = [sys.executable, vllm_engine._SERVER, json.dumps(given)]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert server.stdin is not None
@@ -228,7 +293,88 @@ def test_the_plan_puts_a_vllm_engine_on_two_devices(tmp_path: Path, vllm_python)
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # vLLM starts twice
-def test_a_training_with_vllm_survives_the_end_of_its_server(monkeypatch, tmp_path: Path, vllm_python) -> None:
+def test_adapters_give_the_tokens_of_merged_weights_also_after_a_new_base_and_in_another_server(vllm_python) -> None:
+    config = adapted_config(0.01, enforce_eager=True)  # greedy, with logits as large as a trained model's
+    config.generation.max_new_tokens = 16
+    first, second = adapted(11), adapted(10)  # other bases, as in a resumed run; no two tokens are about as likely
+    for policy in (first, second):
+        policy.model.get_input_embeddings().weight.data *= 50
+    engine = VllmEngine(config, first, 3)
+
+    def compare(policy: CausalLM) -> list[list[int]]:
+        engine.submit(requests(policy, config))
+        exact = ExactEngine(policy, engine.version)
+        exact.submit(requests(policy, config))
+        pairs = list(zip(ended(engine), ended(exact), strict=True))
+        for one, other in pairs:
+            assert one.tokens == other.tokens
+            assert one.log_probs == pytest.approx(other.log_probs, abs=1e-3)  # 1e-5 at a temperature of 1
+        return [one.tokens for one, _ in pairs]
+
+    tokens = [compare(first)]
+    for version in (4, 5):
+        set_adapters(second, version, 0.2)
+        update(engine, version, second)
+        tokens.append(compare(second))
+    os.kill(engine._server.pid, signal.SIGKILL)
+    assert compare(second) == tokens[2]
+    assert tokens[0] != tokens[1] != tokens[2]
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_first_update_of_adapters_over_bfloat16_changes_log_probs_although_merging_would_lose_it(
+    vllm_python,
+) -> None:
+    shape = replace(SHAPE, hidden_size=256, num_layers=2, num_heads=8, intermediate_size=512)
+    policy = adapted(5, shape, torch.bfloat16)
+    for name, parameter in policy.module.named_parameters():
+        if name.endswith("base_layer.weight"):  # 0.046875, to which bfloat16 cannot add less than 2^-13
+            parameter.data = parameter.data.sign() * 0.75 / 16
+        elif "lora_B" in name:
+            parameter.data.zero_()
+        elif "lora_A" in name:
+            parameter.data.uniform_(-1 / 16, 1 / 16, generator=torch.Generator().manual_seed(1))
+    config = adapted_config(1.0, Precision.bfloat16, enforce_eager=True)
+    config.generation.max_new_tokens = 32
+    engine = VllmEngine(config, policy, 3)
+
+    def generated() -> list[Generated]:
+        engine.submit(block)
+        return ended(engine)
+
+    prompts = tuple(Prompt(0, requests(policy, config).prompts[0].tokens, sample) for sample in range(32))
+    block = GenerationBlock(prompts, config.generation, 9, 2)
+    before = generated()
+    batch = TokenBatch.of([prompt.tokens for prompt in prompts], [row.tokens for row in before])
+    log_probs = policy.log_probs(batch, 1.0, False).log_probs
+    log_probs.sum().backward()
+    plain = plain_state(policy.module)
+    for name, parameter in policy.module.named_parameters():
+        if "lora_B" in name:
+            assert parameter.grad is not None
+            parameter.data = 5e-5 * parameter.grad.sign()  # the first step of Adam
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in merged_model(policy.model).state_dict().items())
+    expected = (policy.log_probs(batch, 1.0, False).log_probs - log_probs).detach()
+    update(engine, 4, policy)
+    changes = [
+        (new - old, expected[row, step].item())
+        for row, (one, other) in enumerate(zip(before, generated(), strict=True))
+        for step, (old, new) in enumerate(zip(one.log_probs, other.log_probs, strict=False))
+        if one.tokens[: step + 1] == other.tokens[: step + 1]
+    ]
+    vllm, transformers = (sum(column) / len(changes) for column in zip(*changes, strict=True))
+    print(f"mean change of {len(changes)} log-probs: vLLM {vllm:.6f}, transformers {transformers:.6f}")
+    assert transformers > 5e-4
+    assert vllm == pytest.approx(transformers, rel=0.3)
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # vLLM starts twice
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_training_with_vllm_survives_the_end_of_its_server(monkeypatch, tmp_path: Path, vllm_python, rank) -> None:
     load, killed = VllmEngine.load, []
 
     def load_and_die(self: VllmEngine, version: int, policy: CausalLM) -> None:
@@ -239,7 +385,9 @@ def test_a_training_with_vllm_survives_the_end_of_its_server(monkeypatch, tmp_pa
 
     monkeypatch.setattr(VllmEngine, "load", load_and_die)
     overrides = ["policy.num_heads=1", "generation.engine=vllm", "run.exact=false", "run.num_iterations=10"]
-    config = tiny_math(*overrides, "generation.engine_options={enforce_eager: true}", "eval.num_samples=0")
+    config = tiny_math(
+        *overrides, f"policy.lora.rank={rank}", "generation.engine_options={enforce_eager: true}", "eval.num_samples=0"
+    )
     config.run.dir = str(tmp_path)
     assert train(config)["iterations"] == 10
     assert len(killed) == 1
