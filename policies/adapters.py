@@ -90,7 +90,7 @@ def _is_target(name: str, targets: Sequence[str]) -> bool:
 def dense_weight(linear: nn.Module) -> Tensor:
     """Returns the weight [out, in] that a linear layer applies, adapters included unless they are disabled."""
     weight = cast(Tensor, getattr(linear, "base_layer", linear).weight)
-    for name in () if getattr(linear, "disable_adapters", True) else linear.active_adapters:
+    for name in () if getattr(linear, "disable_adapters", True) else cast("list[str]", linear.active_adapters):
         weight = weight + linear.get_delta_weight(name)  # pyright: ignore[reportCallIssue]
     return weight
 
