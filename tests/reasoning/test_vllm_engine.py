@@ -194,7 +194,7 @@ def adapted_config(temperature: float, precision: Precision = Precision.float32,
 def test_servers_get_adapters_unmerged_and_the_base_again_with_the_first_load_only(monkeypatch) -> None:
     policy = adapted(6)
     # a resumed run's first copy has another base
-    engine = VllmEngine(adapted_config(1.0), adapted(5), 3, [sys.executable, "-c", STAND_IN])
+    engine = VllmEngine(adapted_config(1.0), adapted(5), 3, command=[sys.executable, "-c", STAND_IN])
     folders, send = [], engine._send
 
     def record(**message: object) -> None:
