@@ -58,7 +58,9 @@ class Executor:
         spec, contexts = self.workflow.stages[name], self._hosts.contexts(name)
         lending = [lent for context in contexts for lent in self._hosts.lending(name, context)]
         if lending:
-            names = iter(of_type(self._session.add_stage(replace(spec, target=spec.lent), lending), str))
+            names = iter(
+                of_type(self._session.add_stage(replace(spec, target=spec.lent, collective=False), lending), str)
+            )
             contexts = [replace(c, lent=tuple(islice(names, spec.devices_per_worker - 1))) for c in contexts]
         return self._session.add_stage(spec, contexts)
 
@@ -127,7 +129,7 @@ class Executor:
     def _borrow(self, stages: Sequence[str], state: Iteration) -> None:
         """Makes workers with several devices wait until the earlier calls on those have ended."""
         for stage, worker, lent in self._lent(stages):
-            ready = [self._reserve(stage, device, [], state) for device in lent]
+            ready = [self._reserve(stage, device, [], state) for device in (worker, *lent)]
             self._reserve(stage, worker, ready, state)
 
     def _give_back(self, stages: Sequence[str], state: Iteration) -> None:

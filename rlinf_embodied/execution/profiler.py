@@ -324,7 +324,9 @@ class Effort:
         """
         if self._spent_s > _LONGEST * self._budget_s:
             return [], None
-        numbers = itertools.count(max(1, probe.workflow.typical_iteration))  # never twice: versions of weights follow
+        numbers = itertools.count(
+            max(1, probe.workflow.typical_iteration)
+        )  # no number twice: versions of weights follow from them
         start, short = time.perf_counter(), None
         first = iterate(probes.shortened(probe.workflow, _WARM_STEPS), 0, not self._loops)
         is_long = first.seconds > self._budget_s

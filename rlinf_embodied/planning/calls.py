@@ -154,7 +154,10 @@ class Clocks:
         for largest, table in ((stages, self.calls_s), (other, self.other_s)):
             for (name, device), seconds in table.items():
                 largest[name] = max(largest.get(name, 0.0), seconds)
-                busy[device] = busy.get(device, 0.0) + seconds
+                layout = self.layouts.get(name)
+                each = len(layout.occupied) // len(layout.hosts) if layout else 1
+                for occupied in range(device, device + each):
+                    busy[occupied] = busy.get(occupied, 0.0) + seconds
         driver_s = self.submitted * self.submit_s
         return Simulation(iteration_s, busy, stages, other, driver_s, self.submitted, tuple(self.spans or ()))
 

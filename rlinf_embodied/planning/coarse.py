@@ -81,8 +81,9 @@ def coarse(pricer: Pricer) -> Coarse | None:
         stages={n: replace(s, blocks_per_batch=batches[n], devices_per_worker=1) for n, s in work.stages.items()},
         items_per_block=max(1, round(work.items_per_block * blocks / scale)),
     )
-    changed = pricer.with_(workflow=merged, cluster=_of_units(cluster, units), scale=pricer.scale * scale)
-    changed = changed.with_(devices_per_worker=several)
+    changed = pricer.with_(
+        workflow=merged, cluster=_of_units(cluster, units), scale=pricer.scale * scale, devices_per_worker=several
+    )
     return Coarse(changed, tuple(members), blocks)
 
 

@@ -209,14 +209,19 @@ def rows(ranked: Iterable[Ranked]) -> list[dict[str, str]]:
 
 
 def _require_devices(pricer: Pricer) -> None:
-    for stage in pricer.workflow.stages:
+    for stage, spec in pricer.workflow.stages.items():
+        each = spec.devices_per_worker
+        for group, devices in zip(pricer.groups, pricer.cluster.group_devices(), strict=True):
+            if group.devices_per_node % each and pricer.slowdown_on(stage, devices.start) < math.inf:
+                raise PlanError(
+                    f"each worker of {stage} has {each} devices, but a node of {pricer.cluster.name} has "
+                    f"{group.devices_per_node}, which is not a multiple of it: use a number that divides a node's"
+                )
         if not any(pricer.runs_on(stage, device) for device in range(pricer.cluster.num_devices)):
             kinds = ", ".join(sorted({group.kind for group in pricer.groups}))
-            each = pricer.workflow.stages[stage].devices_per_worker
             raise PlanError(
                 f"no plan of {pricer.workflow.name} runs on {pricer.cluster.name}: its devices ({kinds}) or their "
                 f"cores do not suit {stage}, or the profile has no time for them: profile {stage} there"
-                + (f", or use fewer than {each} devices for each of its workers" if each > 1 else "")
             )
 
 

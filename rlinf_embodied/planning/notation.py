@@ -34,7 +34,7 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import MAX_STALENESS
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.check import check
-from rlinf_embodied.planning.plan import Blocks, Devices, Item, Pairs, Place, Plan, sorted_pairs
+from rlinf_embodied.planning.plan import Blocks, Devices, Item, Pairs, Place, Plan, leading, sorted_pairs
 from rlinf_embodied.workflow.graph import Workflow
 
 _ITEM = re.compile(r"(.+?)(?: in (?:(\d{1,9}) (chunks|shards)|(chunks)))?")
@@ -121,7 +121,8 @@ class _Reader:
     def _streaming(self, places: list[Place], number: str | None, what: str | None, many: str | None) -> list[Item]:
         count = int(number or 1)
         if many:  # the largest number of chunks that leaves every device a block of each chunk
-            min_size, total = max(len(place.devices) for place in places), self.workflow.num_blocks
+            min_size = max(len(leading(place, self.workflow).devices) for place in places)
+            total = self.workflow.num_blocks
             count = max(k for k in range(1, total + 1) if total % k == 0 and (total // k >= min_size or k == 1))
         elif count == 1 and self.workflow.loop_of(places[0].stage) is None:
             return [Item((place,)) for place in places]

@@ -128,7 +128,7 @@ def whole(devices: Collection[int], per_worker: int) -> Devices:
 
 
 def with_lent(workers: Iterable[int], per_worker: int) -> Devices:
-    """Returns the devices of these workers: the opposite of `whole`."""
+    """Returns the devices of these workers: the inverse of `whole`."""
     return tuple(device for worker in workers for device in range(worker, worker + per_worker))
 
 

@@ -43,8 +43,8 @@ class Pricer:
         """Checks that the profile covers the workflow.
 
         `standing` are the copies of stages that evaluations keep on the computing devices; `scale` is the number of
-        real devices that each device of the cluster represents, and `devices_per_worker` (by stage) of those that
-        several of them form a worker.
+        real devices that each device of the cluster represents, and `devices_per_worker`, by stage, that of real
+        devices of a worker.
 
         Raises:
             ConfigError: the profile lacks a stage.
@@ -92,8 +92,7 @@ class Pricer:
     def _usable_by(self, stage: str) -> frozenset[int]:
         each, nodes = self.workflow.stages[stage].devices_per_worker, self.node_of
         runs = {device for device in range(len(nodes)) if self.slowdown_on(stage, device) < math.inf}
-        workers = whole(runs, each)
-        return frozenset(with_lent((w for w in workers if nodes[w] == nodes[w + each - 1]), each))
+        return frozenset(with_lent((w for w in whole(runs, each) if nodes[w] == nodes[w + each - 1]), each))
 
     def seconds(self, stage: str, blocks: int, num_devices: int, device: int) -> float:
         """Returns the seconds of a call (or chunk-step) for this number of blocks on one of `num_devices` devices."""

@@ -74,7 +74,7 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     # each loop on two devices, the other stages on the first one: this measures the bytes of edges between workers
     if workflow.loops and (cluster.num_computing > 1 or cores):
         most = min(max(loop.shards) for loop in workflow.loops.values())
-        plan = disaggregated(single, min(most, twice // few), one_core)
+        plan = disaggregated(single, min(most, twice // few), one_core, cluster.num_computing)
         probes.append(Probe("disaggregated", single, plan, cluster))
     else:
         if few * num < every.num_blocks:
@@ -102,14 +102,17 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     return probes
 
 
-def disaggregated(workflow: Workflow, shards: int, cores: Devices = ()) -> Plan:
+def disaggregated(workflow: Workflow, shards: int, cores: Devices = (), num_devices: int = 2) -> Plan:
     """Returns the plan with each loop's answerer on device 1 and everything else on device 0.
 
-    If an answerer's workers have several devices, it is on the first ones, and everything else on device 1.
+    If an answerer's workers have several devices, it is on the first ones, and everything else on the device after
+    them, or on the last one.
     With `cores`, the stages that run on cores only are on the first of them, and device 0 has all the others.
     """
-    several = any(workflow.stages[loop.answerer].devices_per_worker > 1 for loop in workflow.loops.values())
-    places: dict[str, Devices] = dict.fromkeys(workflow.stages, (1,) if several and not cores else (0,))
+    each = max((workflow.stages[loop.answerer].devices_per_worker for loop in workflow.loops.values()), default=1)
+    several = each > 1
+    rest = min(each, num_devices - 1) if several and not cores else 0
+    places: dict[str, Devices] = dict.fromkeys(workflow.stages, (rest,))
     if cores:
         places |= dict.fromkeys(workflow.of_cores(), cores[:1])
     else:

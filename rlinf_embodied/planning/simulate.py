@@ -95,7 +95,7 @@ class Simulator:
         for stage in several:
             self._enter([stage], clocks.layouts[stage].occupied, clocks)
         for devices in workers:  # a worker waits for the devices lent to it, ...
-            clocks.submit(len(devices))
+            clocks.submit(1 + len(devices))
             clocks.free_s[devices[0]] = max(clocks.free_s[device] for device in devices)
         self._calls(step, clocks)
         for devices in workers:  # ... which wait for the end of its call

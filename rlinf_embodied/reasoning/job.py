@@ -108,9 +108,11 @@ class ReasoningJob:
         config, start = self.config, checkpoint or self.config.policy.folder or self.config.warm_start.checkpoint
         folder, cluster = None if start is None else Path(start).expanduser(), find_cluster(config.cluster)
         require_precision(config.algorithm.precision, cluster.kind, cluster.device_module)
-        size, most = config.generation.tensor_parallel_size, cluster.node_groups()[0].devices_per_node
-        rule, action = f"a node has {most} devices", "use fewer, or a larger cluster.num_devices"
-        require(size <= most, "generation.tensor_parallel_size", size, rule, action)
+        size = config.generation.tensor_parallel_size
+        numbers = [group.devices_per_node for group in cluster.node_groups() if group.beside is None]
+        rule = f"an engine is on one node, and the nodes' numbers of devices, {numbers}, are not multiples of it"
+        action = "use a number that divides them, or another cluster.num_devices"
+        require(not any(n % size for n in numbers), "generation.tensor_parallel_size", size, rule, action)
         if checkpoint is not None:
             self._reference = str(load_state(checkpoint)["reference"])
             needed = not self._fine_tunes and config.rl.needs_reference and not config.policy.lora.rank

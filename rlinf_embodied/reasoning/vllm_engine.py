@@ -42,10 +42,8 @@ _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-_DEFAULTS = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise vLLM wants a NUMA node for each process of tensor parallelism
-}
+_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
+_OF_SEVERAL = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # otherwise vLLM wants a NUMA node for each of its processes
 _WAIT_S = 0.5  # longest time that `poll` waits for a step of the server
 _MOST_LOSSES = 3  # consecutive servers that ended before any of their rows did
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM's buffers for adapters, which may have smaller ones
@@ -214,13 +212,14 @@ class VllmEngine:
         eager = {"TORCH_COMPILE_DISABLE": "1"} if sampling.engine_options.get("enforce_eager") else {}
         excluded = ("PYTHONPATH", "LD_PRELOAD")  # those of this process are for its own Python
         variables = {k: v for k, v in os.environ.items() if k not in excluded}
-        if "cpu" not in self._devices:
+        if not any(name == "cpu" or ":" in name for name in self._devices):  # they are CUDA's
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
+        defaults = _DEFAULTS | (_OF_SEVERAL if len(self._devices) > 1 else {})
         with (self._folder / "log").open("w") as log:
             self._server = subprocess.Popen(
                 [*self._command, json.dumps(arguments)],
                 **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True},
-                env=_DEFAULTS | variables | _SETTINGS | eager,
+                env=defaults | variables | _SETTINGS | eager,
                 start_new_session=True,  # Ctrl-C must not reach the server
             )
         self._inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()

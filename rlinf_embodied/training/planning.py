@@ -222,6 +222,10 @@ class Planning:
         return next((reason for reason, holds in reasons.items() if holds), "")
 
     def _price(self, profile: Profile) -> None:
+        each = max(spec.devices_per_worker for spec in self._workflow.stages.values())
+        measured = profile.workload.devices_per_worker if profile.workload else each
+        rule = f"its workers have {measured} devices, and those of this run {each}"
+        require(measured == each, "plan.profile", profile.name, rule, "measure another one, or leave it out")
         standing = self._job.standing(self._cluster)
         self._pricer = Pricer(as_measured(self._workflow, profile), profile, self._cluster, standing=standing)
 

@@ -45,6 +45,7 @@ def test_plans_whose_workers_have_several_devices_compute_the_same(seed: int) ->
     assert len(plans) >= 10
     for plan in plans:
         assert outcome(several, plan, SerialSession(20.0)) == expected, to_text(plan)
+    assert outcome(several, plans[0], ThreadSession(seed)) == expected, to_text(plans[0])
 
 
 def test_the_plans_are_of_all_kinds() -> None:

@@ -63,13 +63,20 @@ def test_workers_with_several_devices_stay_within_a_node_and_use_the_memory_of_e
     stages = {"a": planning.stage(0, 4), "b": planning.stage(0, 1, resident=6e11)}
     pricer = Pricer(work, planning.profile(stages), planning.cluster(6, node=3))
     assert [device for device in range(6) if pricer.runs_on("a", device)] == [0, 1, 4, 5]  # 2 and 3 are in two nodes
-    assert set(rank(pricer).best.plan.places()["a"].devices) == {0, 1, 4, 5}
+    with pytest.raises(
+        PlanError, match=r"each worker of a has 2 devices, but a node of test has 3, which is not a multi"
+    ):
+        rank(pricer)
+    pricer = pricer.with_(cluster=planning.cluster(6, node=2))
+    best = rank(pricer).best
+    assert len(best.plan.places()["a"].devices) in (4, 6)
+    simulated = simulate(parse("a on 0-3 > b on 4", 6, work), pricer)
+    assert [simulated.busy_s.get(device, 0.0) for device in range(6)] == [16.0, 16.0, 16.0, 16.0, 8.0, 0.0]
+    assert parse("a on 0-3 | b on 4-5 in chunks", 6, work).items[0].chunks == 2  # of two workers each
     full = pricer.with_(profile=planning.profile(stages | {"a": planning.stage(0, 4, resident=6e11)}))
     plan = parse("a on 0-1 > b on 1", 6, work)
     assert full.memory(plan) == {0: 6e11, 1: 12e11}
     assert not full.fits(plan)
-    with pytest.raises(PlanError, match=r"fewer than 2 devices for each of its workers"):
-        rank(pricer.with_(cluster=planning.cluster(3, node=1)))
     with pytest.raises(
         PlanError, match=r"\[1, 2\], but each of its workers has 2 neighbouring ones, the first a multiple"
     ):

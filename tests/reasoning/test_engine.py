@@ -218,6 +218,10 @@ def test_the_plan_gives_engines_several_devices_and_training_does_not_depend_on_
         digests.append(train(tiny_math(*words, *sized))["weights_sha256"])
         assert all(devices == ["cpu"] * size for devices in Several.devices)
     assert len(set(digests)) == 1
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel_size is 3, but an engine is on one node, .*\[4\], are not mult"
+    ):
+        train(tiny_math(*words, "generation.tensor_parallel_size=3", f"run.dir={tmp_path}/three"))
 
 
 # --------------------------------------------------------------------------------------------------------------- tools
