@@ -72,7 +72,7 @@ def test_workers_with_several_devices_stay_within_a_node_and_use_the_memory_of_e
     assert len(best.plan.places()["a"].devices) in (4, 6)
     simulated = simulate(parse("a on 0-3 > b on 4", 6, work), pricer)
     assert [simulated.busy_s.get(device, 0.0) for device in range(6)] == [16.0, 16.0, 16.0, 16.0, 8.0, 0.0]
-    assert parse("a on 0-3 | b on 4-5 in chunks", 6, work).items[0].chunks == 2  # of two workers each
+    assert parse("a on 0-3 | b on 4-5 in chunks", 6, work).items[0].chunks == 4  # of two blocks, for two workers each
     full = pricer.with_(profile=planning.profile(stages | {"a": planning.stage(0, 4, resident=6e11)}))
     plan = parse("a on 0-1 > b on 1", 6, work)
     assert full.memory(plan) == {0: 6e11, 1: 12e11}
