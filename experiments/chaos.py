@@ -28,7 +28,7 @@ SMALL = {  # trainings of seconds
         policy.options.num_heads=2 policy.options.stem_width=16 policy.options.keypoints=4 policy.options.num_bins=9
         policy.options.critic_hidden_size=16 policy.options.instruction_length=4 algorithm.epochs=2
         algorithm.num_minibatches=2 algorithm.value_epochs=2 algorithm.lr=1e-3 algorithm.target_kl=null
-        warm_start.num_demos=32 warm_start.epochs=1 warm_start.head_epochs=5 warm_start.head_batch_size=16
+        warm_start.num_demos=32 warm_start.epochs=1 warm_start.head_epochs=16 warm_start.head_batch_size=16
         warm_start.head_lr=5e-3 eval.num_envs=4 eval.record_video=false eval.num_episodes=4 eval.every=1""",
     "reasoning": """
         data.level=sum1-2-9 policy.hidden_size=32 policy.num_layers=1 policy.num_heads=2 policy.intermediate_size=64

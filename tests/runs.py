@@ -66,7 +66,7 @@ TINY = {
     "algorithm.target_kl": "null",
     "warm_start.num_demos": 32,  # about half of the clone's episodes succeed
     "warm_start.epochs": 1,
-    "warm_start.head_epochs": 5,
+    "warm_start.head_epochs": 16,
     "warm_start.head_batch_size": 16,
     "warm_start.head_lr": 5e-3,
     "eval.num_episodes": 6,

@@ -95,7 +95,7 @@ class WarmStartConfig(FineTuningPhases):
     checkpoint: str | None = None  # a checkpoint folder
     demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot folder
     from_scratch: bool = False  # a new policy
-    num_demos: int = 120  # on PickCube 120 give 93 to 98 % success, 60 give 50 to 84 % (docs/results/recipe.md)
+    num_demos: int = 480  # on PickCube 480 give 99 % success, 240 give 87 to 96 % (docs/results/recipe.md)
     speeds: list[float] = field(default_factory=lambda: [1.0])  # of the expert's hand, per episode; 1: fastest
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, per episode
     noise_steps: int = 15  # number of steps of the largest noise level
@@ -111,7 +111,7 @@ class WarmStartConfig(FineTuningPhases):
         first = (starts or ["checkpoint"])[0]
         require(len(starts) <= 1, f"warm_start.{first}", getattr(self, first), rule, "give one of these")
         rule = "each of the 4 blocks of demonstrations needs at least one"
-        require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 120")
+        require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 480")
         self.require_phases("warm_start")
         require_numbers(self, "warm_start", "noise_steps", "cache_gb", low=0)
         require_numbers(self, "warm_start", "decoders", low=1)

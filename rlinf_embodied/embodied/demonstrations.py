@@ -18,6 +18,7 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
 from rlinf_embodied.data.recorded import ACTION, STATE, RecordedDataset
+from rlinf_embodied.embodied.env_stage import Controller
 from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, require_actions
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation, VectorEnv
@@ -76,14 +77,15 @@ class RecordedChunks(Chunks):
 
 
 def for_demonstrations(env: EnvConfig, slowest: float = 1.0) -> EnvConfig:
-    """Returns the env section for whole episodes, one per row, of which every env step is observed.
+    """Returns the env section for whole episodes, one per row; a chunk has the actions between two policy calls.
 
     Nothing is perturbed: RL is to cope with a world that demonstrations did not show.  The slower the slowest expert
     is, the longer may an episode be.
     """
-    horizon = math.ceil(env.horizon / slowest)
-    env = replace(env, perturb=PerturbConfig(), rtc=PrefixSchedule.off, horizon=horizon, chunk=1, execute_steps=0)
-    return replace(env, auto_reset=False, carry_over=False, hold_steps=0, chunks_per_rollout=0)
+    executed = env.executed
+    horizon = env.horizon if slowest == 1 else math.ceil(env.horizon / slowest / executed) * executed
+    env = replace(env, perturb=PerturbConfig(), rtc=PrefixSchedule.off, horizon=horizon, chunk=executed)
+    return replace(env, auto_reset=False, carry_over=False, hold_steps=0, execute_steps=0, chunks_per_rollout=0)
 
 
 def demonstrator(
@@ -91,11 +93,10 @@ def demonstrator(
 ) -> Callable[[Sequence[int]], Sequence[Demonstrations | RecordedChunks | None]]:
     """Returns what makes a source's demonstrations of numbered episodes, None of one that does not solve the task.
 
-    A chunk of the policy's starts at every env step.
-
     Args:
         source: where they come from.
-        env: `for_demonstrations`, of ROWS rows, or of one for a recorded dataset.
+        env: `for_demonstrations`, of ROWS rows, or of one for a recorded dataset.  A chunk of the policy's starts where
+            one of this env does: at every policy call of an expert's episode, and at every env step of a file's.
         spec: what the policy acts in.
         start: how an expert acts.
         seed: of the expert's episodes.
@@ -106,7 +107,7 @@ def demonstrator(
         ConfigError: the run's instruction is none of a dataset's tasks.
     """
     if source.kind is Kind.expert:
-        return partial(_expert, env, spec, start, seed)
+        return partial(_expert, env, spec.chunk, start, seed)
     if source.kind is Kind.maniskill:
         episodes = read_recording(Path(source.path), source.named).episodes
         _require_size(source, "actions", episodes[0].actions.shape[1], spec.action_dim, "env.options.robot")
@@ -140,34 +141,34 @@ def _require_size(source: DemonstrationSource, name: str, theirs: int | None, ou
 def run_episodes(
     env: VectorEnv,
     observation: Observation,
-    act: Callable[[int, Observation], tuple[Tensor, Tensor]],
+    act: Callable[[int, Observation, list[Tensor]], Controller],
     number: int,
     lengths: Sequence[int] | None = None,
     hold: int = 1,
-    once: bool = True,
 ) -> list[tuple[bool, Demonstrations]]:
-    """Runs one episode in each of the first rows until it has been solved for `hold` env steps, or for `lengths`.
+    """Runs one episode in each of the first rows until it has stayed solved for `hold` chunks, or for `lengths` chunks.
 
-    The env, `for_demonstrations`, is at the beginning of all episodes, where it shows `observation`.  `act` gets the
-    number of the env step and what all rows show; it returns the actions [N, A] to execute and the demonstrated ones.
-    With `once` an episode counts as solved from its first success on, otherwise as long as the success lasts.
+    The env is at the beginning of all episodes, where it shows `observation`.  `act` is given the number of the
+    chunk-step, what all rows show, and a list; it returns a controller, which adds to that list the demonstrated action
+    [N, A] of every sub-step.  Episodes of given lengths are solved if they are at any time, others if they end so.
     """
     seen: list[list[Demonstrations]] = [[] for _ in range(number)]
     held, solved = [0] * number, [False] * number
-    for step in range(env.spec.horizon):
+    for step in range(env.spec.chunks_per_episode):
         live = [row for row in range(number) if (held[row] < hold if lengths is None else step < lengths[row])]
         if not live:
             break
         positions = env.object_positions()
-        executed, actions = act(step, observation)
-        result = env.step_chunk(executed[:, None])
+        labels: list[Tensor] = []
+        result = env.step_chunk(act(step, observation, labels))
         report_progress()
+        actions = torch.stack(labels, 1)
         for row in live:
             where = None if positions is None else positions[[row]].cpu()
-            seen[row].append(Demonstrations(observation.rows([row]).to("cpu"), actions[[row], None].cpu(), where))
+            seen[row].append(Demonstrations(observation.rows([row]).to("cpu"), actions[[row]].cpu(), where))
             now = bool(result.success[row].any())
-            solved[row] = now or (once and solved[row])
-            held[row] = held[row] + 1 if solved[row] else 0
+            held[row] = held[row] + 1 if now else 0
+            solved[row] = now or (lengths is not None and solved[row])
         observation = result.observation
     return [(solved[row], Demonstrations.concatenate(parts)) for row, parts in enumerate(seen)]
 
@@ -178,31 +179,35 @@ def speed_of(start: WarmStartConfig, number: int) -> float:
 
 
 def _expert(
-    env: VectorEnv, spec: EnvSpec, start: WarmStartConfig, seed: int, numbers: Sequence[int]
+    env: VectorEnv, chunk: int, start: WarmStartConfig, seed: int, numbers: Sequence[int]
 ) -> list[Demonstrations | None]:
-    """The scripted expert at a speed: noisy actions are executed, clean ones are the labels.
-
-    It continues for the steps between two policy calls once it has succeeded, which teaches a policy to stay there.
-    """
+    """The scripted expert at a speed: noisy actions are executed, clean ones are the labels."""
     levels, rows = len(start.noise), len(numbers)
     speeds = torch.tensor([speed_of(start, number) for number in numbers])[:, None]
 
-    def act(step: int, shown: Observation) -> tuple[Tensor, Tensor]:
-        clean = env.expert_actions().clamp(-1.0, 1.0)
-        moved = min(3, clean.shape[1])  # where the hand goes is limited and disturbed, not how it turns or grips
-        limit = speeds.to(clean)
-        clean[:rows, :moved] = clean[:rows, :moved].clamp(-limit, limit)
-        noise = torch.zeros_like(clean)
-        drawn = normal(seed, "demonstration", list(numbers), step, shape=(moved,))
-        chosen = [start.noise[number % levels] for number in numbers]
-        if step >= start.noise_steps and levels > 1:  # the largest one disturbs beginnings
-            chosen = [0.0 if level == max(start.noise) else level for level in chosen]
-        noise[:rows, :moved] = torch.from_numpy(drawn).to(noise) * torch.tensor(chosen).to(noise)[:, None]
-        return (clean + noise).clamp(-1.0, 1.0), clean
+    def controller(chunk_step: int, shown: Observation, labels: list[Tensor]) -> Callable[[int], Tensor]:
+        def act(substep: int) -> Tensor:
+            clean = env.expert_actions().clamp(-1.0, 1.0)
+            moved = min(3, clean.shape[1])  # where the hand goes is limited and disturbed, not how it turns or grips
+            limit = speeds.to(clean)
+            clean[:rows, :moved] = clean[:rows, :moved].clamp(-limit, limit)
+            labels.append(clean)
+            step = chunk_step * env.spec.chunk + substep
+            noise = torch.zeros_like(clean)
+            drawn = normal(seed, "demonstration", list(numbers), step, shape=(moved,))
+            chosen = [start.noise[number % levels] for number in numbers]
+            if step >= start.noise_steps and levels > 1:  # the largest one disturbs beginnings
+                chosen = [0.0 if level == max(start.noise) else level for level in chosen]
+            noise[:rows, :moved] = torch.from_numpy(drawn).to(noise) * torch.tensor(chosen).to(noise)[:, None]
+            return (clean + noise).clamp(-1.0, 1.0)
+
+        return act
 
     seeds = [int(reset_seed(seed, -1, number)) for number in numbers]
-    found = run_episodes(env, env.reset(seeds, list(range(rows))), act, rows, hold=spec.executed)
-    return [_in_chunks(part, len(part), spec.chunk) if solved else None for solved, part in found]
+    found = run_episodes(env, env.reset(seeds, list(range(rows))), controller, rows)
+    executed = env.spec.chunk
+    whole = lambda part: part if chunk == executed else _overlapping(part, len(part) * executed, chunk)  # noqa: E731
+    return [whole(part) if solved else None for solved, part in found]
 
 
 def _replay(
@@ -216,19 +221,21 @@ def _replay(
     observation = env.reset([episode.seed for episode in episodes], list(range(len(episodes))))
     lengths = [len(episode.actions) for episode in episodes]
 
-    def act(step: int, shown: Observation) -> tuple[Tensor, Tensor]:
+    def act(step: int, shown: Observation, labels: list[Tensor]) -> Tensor:
         actions = torch.zeros(env.spec.num_envs, env.spec.action_dim)
         for row, episode in enumerate(episodes):  # of an episode that has ended, the last one
             actions[row] = torch.from_numpy(episode.actions[min(step, lengths[row] - 1)])
-        return actions, actions
+        labels.append(actions)
+        return actions[:, None]
 
     found = run_episodes(env, observation, act, len(episodes), [-(-length // chunk) * chunk for length in lengths])
     parts = zip(found, lengths, strict=True)
-    return [_in_chunks(part, length, chunk) if solved else None for (solved, part), length in parts]
+    return [_overlapping(part, length, chunk) if solved else None for (solved, part), length in parts]
 
 
-def _in_chunks(parts: Demonstrations, length: int, chunk: int) -> Demonstrations:
-    """Returns the first env steps of an episode with the actions from each of them on, in chunks."""
-    wanted = torch.arange(length)[:, None] + torch.arange(chunk)
-    part, actions = parts.rows(range(length)), parts.actions[:, 0]
+def _overlapping(parts: Demonstrations, length: int, chunk: int) -> Demonstrations:
+    """Returns the first env steps of an episode as longer chunks that start where those of `parts` do."""
+    actions, starts = parts.actions.flatten(0, 1), torch.arange(0, length, parts.actions.shape[1])
+    wanted = starts[:, None] + torch.arange(chunk)
+    part = parts.rows(range(len(starts)))
     return replace(part, actions=actions[wanted.clamp(max=length - 1)], is_pad=wanted >= length)

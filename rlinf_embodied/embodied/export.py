@@ -49,7 +49,7 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
     """
     out = Path(config.out)
     require_exportable(config, out)
-    env = make_env(replace(for_demonstrations(config.env), perturb=config.env.perturb), ROWS, "cpu")
+    env = make_env(replace(for_demonstrations(config.env), chunk=1, perturb=config.env.perturb), ROWS, "cpu")
     taken: list[tuple[bool, LeRobotEpisode]] = []
     try:
         act = _acting(config, env)
@@ -124,14 +124,14 @@ def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
 def _round(config: ExportConfig, env: VectorEnv, act: _Acting, numbers: range) -> list[tuple[bool, LeRobotEpisode]]:
     """Runs an episode per row until the task has stayed solved for env.hold_steps; returns which end solved."""
 
-    def executed(step: int, shown: Observation) -> tuple[Tensor, Tensor]:
-        actions = act(step, shown)
-        return actions, actions
+    def controller(step: int, shown: Observation, labels: list[Tensor]) -> Tensor:
+        labels.append(act(step, shown))
+        return labels[0][:, None]
 
     seeds = [int(reset_seed(config.run.seed, -1, number)) for number in numbers]
     observation, hold = env.reset(seeds, list(range(len(seeds)))), config.env.hold_steps or config.env.horizon
     episodes = []
-    for solved, taken in run_episodes(env, observation, executed, len(seeds), hold=hold, once=False):
+    for solved, taken in run_episodes(env, observation, controller, len(seeds), hold=hold):
         seen, actions = taken.observation, taken.actions[:, 0].numpy()
         images = {name: shown.numpy() for name, shown in seen.images.items()}
         episodes.append((solved, LeRobotEpisode(seen.instruction[0], actions, seen.proprio.numpy(), images)))

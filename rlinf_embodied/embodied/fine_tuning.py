@@ -105,9 +105,9 @@ class DemonstratedLearner(PolicyLearner):
         start = config.start
         env = for_demonstrations(config.model.env, min(start.speeds))
         cache = FrameCache(start.cache_gb * 1e9, start.decoders)
-        self._env: VectorEnv = make_env(env, ROWS if kinds & {Kind.expert, Kind.maniskill} else 1, self.device)
-        given = config.model.env
-        spec = replace(self._env.spec, chunk=given.chunk, execute_steps=given.execute_steps)
+        alone = env if Kind.expert in kinds else replace(env, chunk=1)
+        self._env: VectorEnv = make_env(alone, ROWS if kinds & {Kind.expert, Kind.maniskill} else 1, self.device)
+        spec = replace(self._env.spec, chunk=config.model.env.chunk)
         settings = (self._env, spec, start, config.model.seed, cache)
         self._demonstrators = [demonstrator(source, *settings) for source in config.sources]
         # a round lasts as long as its longest episode, so that those of one speed share rounds

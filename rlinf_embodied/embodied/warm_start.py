@@ -34,7 +34,7 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
-_VERSION = 8  # of what a cached checkpoint depends on in addition to its key
+_VERSION = 7  # of what a cached checkpoint depends on in addition to its key
 _STAGE = "new policy"
 _PLACES = ("cache_dir", "checkpoint", "demonstrations")  # where files lie; what is in them counts
 _OF_LOADING = ("cache_gb", "decoders")  # of the section warm_start: memory and speed
@@ -128,8 +128,7 @@ class NewPolicyStage:
     def save_policy(self, step_context: StepContext, folder: str) -> None:
         config = self._config
         try:
-            whole = replace(for_demonstrations(config.env), chunk=config.env.executed)
-            env = make_env(whole, ROWS if config.measures else 1, self._device)
+            env = make_env(for_demonstrations(config.env), ROWS if config.measures else 1, self._device)
         except SimulatorError as error:  # of a simulator that cannot be built, not of one that fails during a call
             raise ConfigError(str(error)) from error
         try:

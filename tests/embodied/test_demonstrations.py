@@ -66,39 +66,40 @@ def test_labels_are_the_clean_actions_while_noisy_ones_were_executed() -> None:
     noisy = shown(collected(tiny("warm_start.noise=[0.5]"))[0])
     for part in noisy:
         assert torch.equal(part.actions[:, 0], expert(part.observation.proprio))
-    # without noise, the expert's action leads from one observation to the next; with it it does not
+    # without noise, four steps of the expert lead from one observation to the next; with it they do not
     assert largest_surprise(shown(collected(tiny("warm_start.noise=[0.0]"))[0])) < 1e-5
     assert largest_surprise(noisy) > 0.02
 
 
-def test_a_chunk_of_an_expert_starts_at_every_env_step_however_many_of_its_actions_are_executed() -> None:
-    executed = shown(collected(tiny("env.execute_steps=2", "env.chunks_per_rollout=6"))[0])
+def test_chunks_of_an_expert_start_at_every_policy_call() -> None:
+    """With chunks of 4 actions of which 2 are executed they overlap: the policy is called where it saw an example."""
+    overlapping = shown(collected(tiny("env.execute_steps=2", "env.chunks_per_rollout=6"))[0])
     single = shown(collected(tiny("env.chunk=2", "env.chunks_per_rollout=6"))[0])
-    assert sum(map(len, executed)) == sum(map(len, single)) > 0
-    for part, steps in zip(executed, single, strict=True):
-        assert torch.equal(part.observation.proprio, steps.observation.proprio)
-        for k in range(4):
-            ahead = max(0, len(steps) - k)  # number of env steps with k more after them
-            assert torch.equal(part.actions[:ahead, k], steps.actions[k:, 0])
-            assert part.is_pad[:, k].tolist() == [False] * ahead + [True] * (len(steps) - ahead)
-
-
-def test_an_episode_of_an_expert_continues_for_the_steps_between_two_policy_calls_once_it_is_solved() -> None:
-    lengths = lambda *words: [len(part) for part in shown(collected(tiny("warm_start.noise=[0.0]", *words))[0])]  # noqa: E731
-    short = lengths("env.chunk=1", "env.horizon=24", "env.chunks_per_rollout=24")
-    assert lengths("env.chunk=4", "env.horizon=24", "env.chunks_per_rollout=6") == [length + 3 for length in short]
+    assert sum(map(len, overlapping)) == sum(map(len, single)) > 0
+    masked = 0
+    for part, pairs in zip(overlapping, single, strict=True):
+        assert torch.equal(part.observation.proprio, pairs.observation.proprio)
+        assert torch.equal(part.actions[:, :2], pairs.actions)
+        inside = ~part.is_pad[:, 2:].any(1)
+        later = pairs.actions.roll(-1, 0)
+        assert torch.equal(part.actions[inside, 2:], later[inside])
+        assert not part.is_pad[:, :2].any()
+        masked += int((~inside).sum())
+    assert masked == 32  # the last chunk of every episode, whose last two actions lie beyond its end
 
 
 def largest_surprise(data: list[Demonstrations]) -> float:
-    """How far any env step ended from where its label leads."""
+    """How far any chunk ended from where its labels lead."""
     worst = 0.0
     for part in (part for part in data if len(part) > 1):
-        point = (part.observation.proprio[:-1, :2] + part.actions[:-1, 0] * STEP).clamp(-1, 1)
+        point = part.observation.proprio[:-1, :2].clone()
+        for k in range(part.actions.shape[1]):
+            point = (point + part.actions[:-1, k] * STEP).clamp(-1, 1)
         worst = max(worst, float((point - part.observation.proprio[1:, :2]).abs().max()))
     return worst
 
 
-def test_failed_episodes_are_dropped_and_the_others_end_with_the_env_step_that_solves_them() -> None:
+def test_failed_episodes_are_dropped_and_the_others_end_with_the_chunk_that_solves_them() -> None:
     config = tiny("env.horizon=8", "warm_start.noise=[0.0]", "warm_start.num_demos=40")  # too short for long ways
     stage, counts = collected(config)
     assert 0 < counts["used"] < counts["episodes"] == 40
@@ -120,8 +121,7 @@ def test_slow_experts_need_longer_and_their_episodes_are_whole() -> None:
 
     fast, slow = episodes(), episodes("warm_start.speeds=[1.0,0.25]")
     assert len(fast) == len(slow)  # whoever is slow may take more steps than env.horizon
-    both = [(one, other, min(len(one), len(other))) for one, other in zip(fast, slow, strict=True)]
-    unchanged = [torch.equal(one.actions[:n, 0], other.actions[:n, 0]) for one, other, n in both]
+    unchanged = [torch.equal(one.actions, other.actions) for one, other in zip(fast, slow, strict=True)]
     assert sum(unchanged) == len(fast) / 2
     for one, other, same in zip(fast, slow, unchanged, strict=True):
         assert torch.equal(one.observation.proprio[0], other.observation.proprio[0])
@@ -203,7 +203,7 @@ def dataset(folder: Path, config: TrainConfig, video: bool = False, **change) ->
     from rlinf_embodied.data.lerobot import LeRobotEpisode
     from rlinf_embodied.data.lerobot_writer import write_dataset
 
-    env = make_env(for_demonstrations(config.env), 1, "cpu")
+    env = make_env(for_demonstrations(replace(config.env, chunk=1)), 1, "cpu")
     episodes = []
     for seed, actions in point_episodes(config.env, 8):
         seen = [env.reset([seed])]
@@ -291,7 +291,7 @@ def test_a_recording_of_stock_maniskill_replays_in_the_batched_simulator_with_ou
     path = record_maniskill(tmp_path / "pick.h5", "PickCube-v1", range(5))
     pick = ["env=maniskill_pick", "env.chunk=5", "env.horizon=50", "env.chunks_per_rollout=10", "env.obs_size=16"]
     config = from_files(path, *pick)
-    env = make_env(for_demonstrations(config.env), 5, "cpu")
+    env = make_env(replace(for_demonstrations(config.env), chunk=1), 5, "cpu")
     spec = replace(env.spec, chunk=config.env.chunk)
     found = demonstrator(sources_of(config)[0], env, spec, config.warm_start, 0, FrameCache(0))(range(5))
     env.close()

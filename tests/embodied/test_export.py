@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_actions_of_an_episode_lead_from_each_frame_to_the_next_until_it_has_sta
     config = asked(tmp_path / "set", "env.hold_steps=3")
     found = export_dataset(config, lambda done, total: steps.append((done, total)))
     assert (found, steps) == ({"run": 20, "solved": 20, "written": 20}, [(16, 20), (20, 20)])
-    env = make_env(for_demonstrations(config.env), 1, "cpu")
+    env = make_env(for_demonstrations(replace(config.env, chunk=1)), 1, "cpu")
     for number, episode in enumerate(written(config)[:4]):
         shown, success = env.reset([int(reset_seed(config.run.seed, -1, number))]), []
         for state, image, action in zip(episode.state, episode.images["base_camera"], episode.actions, strict=True):
@@ -75,7 +76,7 @@ def test_a_checkpoint_acts_chunk_by_chunk_as_in_training_and_failures_are_writte
     assert 0 < every["solved"] < every["run"] == every["written"] == 20
     assert solved["solved"] == solved["written"] == every["solved"]
     policy = load_policy(tiny().policy, str(folder), "cpu").policy
-    env = make_env(for_demonstrations(config.env), 1, "cpu")
+    env = make_env(replace(for_demonstrations(config.env), chunk=1), 1, "cpu")
     for number, episode in enumerate(written(config)[:2]):
         shown = env.reset([int(reset_seed(config.run.seed, -1, number))])
         for step, action in enumerate(torch.from_numpy(episode.actions)):

@@ -94,7 +94,7 @@ def test_the_policy_trains_on_the_env_of_the_docs_and_is_evaluated(importable) -
 
 def test_the_policy_is_cloned_from_images_and_then_trained_by_ppo(importable) -> None:
     run, few = importable / "run", ["eval.num_episodes=20", "eval.num_envs=4", "eval.record_video=false"]
-    more = ["warm_start.num_demos=100", "warm_start.epochs=16", "warm_start.lr=3e-3", "warm_start.head_epochs=0"]
+    more = ["warm_start.num_demos=100", "warm_start.epochs=80", "warm_start.lr=3e-3", "warm_start.head_epochs=0"]
     more += ["cluster=serial", f"warm_start.cache_dir={importable}", "policy.options.width=32", "env.obs_size=32"]
     summary = train(compose_train(words_of(POLICY, "point_reach", run, *more, *few, "run.num_iterations=2")))
     before, after = (summary[key]["success_once"] for key in ("before", "after"))

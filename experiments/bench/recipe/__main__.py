@@ -6,8 +6,9 @@ For every seed the whole of train_vla.py runs with an empty cache: demonstration
 its goal, evaluation.  With `keep=<folder>` another recipe of the same seed reuses the behaviour-cloned policy.
 `side_by_side` runs share the machine, each in one process on one core; 1 gives every run the whole machine, as `make
 demo` does (weights do not depend on that).  Recipes: pick (the demo), table (fast demonstrations, PPO with a low
-learning rate), clone (behaviour cloning without RL); push, pull, window (a teacher that PPO trains on the state takes
-the expert's place; the teacher's success is printed first).
+learning rate), clone (behaviour cloning without RL), frames (the same with a chunk of actions for every env step of a
+demonstration, not only for the policy calls); push, pull, window (a teacher that PPO trains on the state takes the
+expert's place; the teacher's success is printed first).
 `demos=60,120,240` runs the recipe with each of these numbers of demonstrations and the same number of optimizer steps.
 
 Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
@@ -29,7 +30,7 @@ from queue import SimpleQueue
 from experiments.bench.harness import Benchmark, Child, Run
 from experiments.bench.recipe.outcomes import Outcome, cells, in_order, outcome_of, page
 from rlinf_embodied.cluster.hardware import num_cores
-from rlinf_embodied.config import WarmStartConfig
+from rlinf_embodied.config import EnvConfig, WarmStartConfig
 from rlinf_embodied.config.checks import require, require_one_of
 from rlinf_embodied.reporting.seeds import seeds_of
 
@@ -47,7 +48,7 @@ class Taught:
 
     task: str
     teacher: str = ""  # what differs from algorithm=ppo_dense
-    student: str = "run=demo warm_start.epochs=7 warm_start.head_epochs=38"
+    student: str = "run=demo"
     num_episodes: int = 240  # of the teacher
 
 
@@ -98,6 +99,14 @@ def commands(
         place = f"out={into}" if name.startswith("export") else f"run.dir={into}"
         return [*pinned, sys.executable, str(EXPERIMENTS / name), *words, f"run.seed={seed}", place]
 
+    if recipe == "frames":  # the expert acts as if the policy were called at every env step; the policy is not
+        learner, words = folder / "learner", [*RECIPES["clone"], *held_out, *alone, *overrides]
+        every = ["eval.num_episodes=1", "env.execute_steps=1", "env.carry_over=true"]
+        learned = f"warm_start.checkpoint={learner}/checkpoints/latest"
+        return [
+            script("train_vla.py", learner, *words, *every),
+            script("train_vla.py", folder / "student", *words, learned),
+        ]
     if recipe in RECIPES:
         return [script("train_vla.py", folder, *RECIPES[recipe], *held_out, *alone, *overrides)]
     taught, teacher, data = TAUGHT[recipe], folder / "teacher", folder / "demonstrations"
@@ -111,10 +120,15 @@ def commands(
     ]
 
 
-def with_demos(number: int) -> list[str]:
-    """Returns the overrides for a number of demonstrations: epochs such that as many minibatches are seen as ever."""
+def with_demos(number: int, chunks: int = 1) -> list[str]:
+    """Returns the overrides for a number of demonstrations: epochs such that as many minibatches are seen as ever.
+
+    Args:
+        number: of demonstrations.
+        chunks: of actions that a demonstration gives for every policy call.
+    """
     usual = WarmStartConfig()
-    more = number / usual.num_demos
+    more = number * chunks / usual.num_demos
     epochs = {name: round(getattr(usual, name) / more) for name in ("epochs", "head_epochs")}
     return [f"warm_start.num_demos={number}", *(f"warm_start.{name}={max(1, value)}" for name, value in epochs.items())]
 
@@ -124,7 +138,8 @@ def run_all(own: Options, overrides: Sequence[str], write: Callable[[Sequence[Ou
     side_by_side, number_of_cores = own.side_by_side, num_cores()
     rule = f"there are {number_of_cores} cores"
     require(1 <= side_by_side <= number_of_cores, "side_by_side", side_by_side, rule, "use at most so many")
-    numbers: list[int | None] = [*seeds_of(own.demos, "demos")] if own.demos else [None]
+    chunks, usual = (EnvConfig().chunk, WarmStartConfig().num_demos) if own.recipe == "frames" else (1, None)
+    numbers: list[int | None] = [*seeds_of(own.demos, "demos")] if own.demos else [usual]
     root = Path(own.keep or tempfile.mkdtemp(prefix="recipe-")).resolve()
     cores, children = SimpleQueue[int | None](), list[Child]()
     for core in sorted(os.sched_getaffinity(0))[:side_by_side]:
@@ -134,7 +149,7 @@ def run_all(own: Options, overrides: Sequence[str], write: Callable[[Sequence[Ou
         folder = root / (f"{own.recipe}-{seed}" + ("" if number is None else f"-{number}"))
         shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
         folder.mkdir(parents=True)
-        mine, core, core_s = [*([] if number is None else with_demos(number)), *overrides], cores.get(), 0.0
+        mine, core, core_s = [*([] if number is None else with_demos(number, chunks)), *overrides], cores.get(), 0.0
         try:
             for k, words in enumerate(commands(own.recipe, seed, folder, own.episodes, core, mine)):
                 cache = {"RLINF_EMBODIED_CACHE": str(root / f"cache-{seed}")}  # none shares it
@@ -162,7 +177,7 @@ def run_all(own: Options, overrides: Sequence[str], write: Callable[[Sequence[Ou
 
 
 def measure(run: Run[Options]) -> None:
-    require_one_of(run.options, "", "recipe", *RECIPES, *TAUGHT)
+    require_one_of(run.options, "", "recipe", *RECIPES, "frames", *TAUGHT)
     print(page(run_all(run.options, run.overrides, lambda outcomes: run.write({"outcomes": outcomes}))))
 
 

@@ -21,7 +21,7 @@ from experiments.bench.driver import __main__ as driver
 from experiments.bench.harness import Benchmark, Run, processes
 from experiments.bench.harness.curves import draw_panels
 from experiments.bench.recipe import __main__ as bench_recipe
-from experiments.bench.recipe.__main__ import commands
+from experiments.bench.recipe.__main__ import commands, with_demos
 from experiments.bench.recipe.outcomes import Outcome
 from experiments.bench.rollout import parts
 from policies.actor_critic import ActorCriticOptions
@@ -81,6 +81,15 @@ def test_every_recipe_is_a_config(recipe: str, tmp_path: Path) -> None:
         teacher, recorded = ([word for word in words if "=" in word] for words in before)
         assert not compose_train(teacher).env.cameras
         assert compose(ExportConfig, recorded).env.options == config.env.options
+
+
+def test_a_chunk_for_every_env_step_is_imitated_as_often_and_executed_as_usual(tmp_path: Path) -> None:
+    learner, evaluated = commands("frames", 7, tmp_path, 30, None, with_demos(240, 5))
+    learns, plays = (compose_train([word for word in words if "=" in word]) for words in (learner, evaluated))
+    usual = compose_train([*bench_recipe.RECIPES["clone"], *with_demos(240)])
+    assert (learns.env.executed, plays.env.executed, plays.eval.num_episodes) == (1, usual.env.executed, 30)
+    assert abs(learns.warm_start.head_epochs * learns.env.chunk - usual.warm_start.head_epochs) <= 2  # rounded
+    assert plays.warm_start.checkpoint == f"{learns.run.dir}/checkpoints/latest"
 
 
 def test_the_first_recipe_is_the_demos(tmp_path: Path) -> None:
